@@ -62,8 +62,8 @@ static const Device device_table[] = {
     {"GeForce RTX 5090",    209.5, 104.8, 1792},
 };
 
-// Returns the row of the device of this name, or NULL. A part of a name is not enough: a laptop's
-// chip, another card with the same number, or a slice of one has a longer name.
+// Returns the row of the device of this name, or NULL. The whole name must be equal: a laptop's
+// chip, another card with the same number, or a slice of a GPU (MIG) has a longer name.
 static const Device *device_find(const char *name) {
     const char *const maker = "NVIDIA ";  // not in old drivers' names
     if (strncmp(name, maker, strlen(maker)) == 0) name += strlen(maker);
@@ -126,8 +126,8 @@ static size_t gpu_available(void) {
     return available;
 }
 
-// The most memory that a run may take: this machine's (`here`), or, in a plan for another machine,
-// --gpu-memory and --host-memory (SIZE_MAX: no limit). settle_limits() opens this machine's GPU.
+// The bytes of memory that a run may take. here: on this machine, whose GPU settle_limits() opens;
+// else on the machine of a plan, by --gpu-memory and --host-memory (SIZE_MAX: no limit is given).
 typedef struct { bool here; size_t gpu, host; } Limits;
 
 static void settle_limits(const Options *o, Limits *x) {
@@ -144,8 +144,8 @@ static void settle_limits(const Options *o, Limits *x) {
            : o->plan ? o->gpu_memory : min_size(available, o->gpu_memory);
     x->host = asked > 0 ? asked : host_available - (x->here ? host_available / 32 : 0);
     if (o->plan || asked <= host_available) return;
-    // --host-memory counts more than what Linux reports as available; but a process that exceeds
-    // its container's limit is killed.
+    // If --host-memory is more than Linux reports as available, it is believed all the same. But
+    // Linux kills a process that exceeds its container's limit.
     x->host = min_size(asked, container - container / 32);
     host_memory_grows = container > host_available;
     printf("--host-memory: %.1f MiB are more than the %.1f MiB that are available now: %s\n",

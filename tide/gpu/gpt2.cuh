@@ -37,7 +37,7 @@ struct LayerActs {
     floatX *x;                        // (N, C)  the residual stream on entry
     floatX *ln_1; float *mean_1, *rstd_1;  // (N, C), (N), (N)
     floatX *qkv;                      // (N, Q), Q = (NH + 2 NKV) HS: queries, keys, values
-    floatX *qk; float *qk_rstd;       // (N, (NH + NKV) HS), (N, NH + NKV): before their norm
+    floatX *qk; float *qk_rstd;       // (N, (NH + NKV) HS) q, k before norms; (N, NH + NKV) rstd
     floatX *atty; float *lse;         // (N, NH HS), (B, NH, T): attention's output and log of sums
     floatX *mid;                      // (N, C)  the residual stream after attention
     floatX *ln_2; float *mean_2, *rstd_2;  // (N, C), (N), (N)
@@ -50,8 +50,8 @@ struct LayerActs {
     floatX *att_in, *mlp_in; float *mid_mean, *mid_rstd;
 };
 
-// Sets the aliases. Attention and MLP of pre-norm layers read ln_1 and ln_2 = norm(mid), those of
-// post-norm layers x and ln_1 = norm(mid).
+// Sets the aliases. In pre-norm layers, attention reads ln_1, and the MLP ln_2 = norm(mid). In
+// post-norm layers, attention reads x, and the MLP ln_1 = norm(mid).
 static void layer_order(LayerActs *a, const GPT2Config *c) {
     const bool post = c->post_norm;
     a->att_in = post ? a->x : a->ln_1;
@@ -87,24 +87,24 @@ static void rooms_turn(Rooms *r) { r->turn = (r->turn + 1) % r->count; }
 // shard is the segment. "own" means this rank's shard. All sizes and places are in elements.
 typedef struct {
     size_t at, length;    // its range of the arena
-    size_t cut, padded;   // lengths: of a shard (0: they differ), of all shards
+    size_t cut, padded;   // length of each shard (0: the lengths differ); of all shards
     size_t own_from;      // where the own shard begins in the arena
-    size_t own_at, own;   // the own shard: begin in the shard space (model.h), length
+    size_t own_at, own;   // own shard: begin with all own shards side by side; its length
     size_t param_at;      // begin of its weights in GPT2.params
-    size_t own_param_at;  // the own shard's weights, which ZeRO-3 keeps elsewhere
+    size_t own_param_at;  // begin of the own shard's weights (in ZeRO-3 outside a room)
     size_t grad_at;       // begin of its gradient in GPT2.grads
     int grad_room;        // number of the gradient's room, which segments may share
     int weight_room;      // room to which its weights are copied for each use; -1: none
     bool on_host;         // its weights are on the host
     const Piece *first, *end;  // its pieces (offload.h), if it has any
-    size_t leaving;       // part of its gradient that waits for the update on the host
+    size_t leaving;       // elements of its gradient that wait on the host for the update
 } Segment;
 
 // A visitor. A slot is a room for one visitor's state; for its weights, if they are on the host;
 // and for its gradient, if that was copied to the host.
 typedef struct {
     const Piece *piece;
-    Piece here;           // a copy of it with addresses on the GPU
+    Piece here;           // a copy of *piece with addresses on the GPU
     size_t number;        // number of the piece
     int slot;             // the slot that it takes
     size_t weight_bytes;  // bytes of its weights, if they are on the host; else 0
@@ -115,8 +115,8 @@ typedef struct {
 // two sets: the host fills one while the copy of the other still waits in the stream. A third set
 // is for evaluations in zeroth-order training, where both sets may hold micro-batches.
 typedef struct {
-    int32_t *tokens;             // inputs, targets, begins if packed, sees if there is a window
-                                 // (N each); rows (N), first (N + 1) of one or two TokenOrders
+    int32_t *tokens;             // (N) each: inputs, targets, begins (if packed), sees (if there is
+                                 // a window); then each TokenOrder's rows (N) and first (N + 1)
     int32_t *device;             // their copy on the GPU (zeroth order: one for each set)
     const int32_t *begins, *sees;  // on the GPU, or NULL: see `documents`, `sees` of GPT2
     size_t B, T;
@@ -125,7 +125,7 @@ typedef struct {
 } Staging;
 enum { STAGINGS = 3 };
 
-// Labels of one token each (run.h); count 0: the loss is a language model's.
+// A task's labels of one token each (task.h). count 0: none; the loss is over all tokens.
 typedef struct { int count; int32_t word[TASK_LABELS]; } Words;
 
 // Functions of train_gpt2.cu that tide/gpu/ calls: a step, which a plan rehearses; one micro-batch,
@@ -148,12 +148,12 @@ struct GPT2 {
     Zero *zero;                 // several GPUs, or --zero; else NULL
     size_t max_B, max_T;        // largest batch that the activation buffers hold
     size_t B, T;                // batch of the last forward pass
-    const int32_t *documents;   // its begins (B, T), on the GPU, or NULL
-    const int32_t *sees;        // first token that each token sees: `documents`, or a window's
+    const int32_t *documents;   // (B, T), on the GPU: begins of the tokens' documents; or NULL
+    const int32_t *sees;        // (B, T), on the GPU: the first token of its row that a token sees
     bool training;              // false: no gradients, no moments, one layer's activations
     bool sampling;              // there is a cache of keys and values
     bool caching;               // this forward pass stores keys and values there
-    size_t position;            // of the pass's first row in the text; if not 0, it has one row
+    size_t position;            // text position of the pass's first token; above 0: its only token
     bool moments_bf16;          // m and v are stored in bf16
     bool master_bf16;           // masters are bf16: they are the weights
     bool packed;                // training's rows hold several documents
@@ -170,25 +170,25 @@ struct GPT2 {
     Rooms grad_rooms;           // in `grads`: rooms in which gradients are made
     Rooms weight_rooms;         // in `params`: for weights that are copied for each use
     int *tenant;                // per weight room: 1 + the segment that it holds; 0: none
-    Rooms input_rooms;          // in `acts`: for inputs of layers, of all or a few in turn
-    Rooms landings;             // on the host for gradients that the worker adds to a sum; with
-                                // ZenFlow they are host_grads, one per segment
+    Rooms input_rooms;          // in `acts`, for inputs of layers: one each, or a few used in turn
+    Rooms landings;             // on the host, for gradients that the worker adds to a sum; with
+                                // ZenFlow each segment has one, a part of host_grads
     bool offloaded;             // some state is on the host
     bool sums_on_gpu;           // the GPU sums the gradients of several micro-batches
-    bool lands;                 // the worker sums those that leave the GPU
+    bool lands;                 // the worker sums the gradients that leave the GPU
     size_t waiting_bytes;       // bytes of an element of a gradient that waits on the GPU,
     size_t host_grad_bytes;     // the same on the host
-    size_t state_bytes[PIECE_KINDS][3];  // by kind: bytes of an element of masters (without the
-                                         // weights' bits), of m, of v
+    size_t state_bytes[PIECE_KINDS][3];  // by kind of piece: bytes of an element in state[0] (bits
+                                         // of masters), in state[1] (m), in state[2] (v)
     size_t piece_bytes[PIECE_KINDS];     // sums of these three
     bool update_in_backward;    // --clip 0: each segment's update begins when its gradient is made
     bool in_place;              // gradients wait for the update where backward makes them
-    int host_rooms;             // on the host, for layers' gradients in turn; 0: one each
+    int host_rooms;             // on the host, for gradients of layers in turn; 0: each has its own
     size_t host_grad_elements;  // elements of host_grads
     size_t grads_over_acts;     // elements of gradients that wait over activations (ActsPlace)
     bool no_overlap;            // backward waits until each gradient has left, forward for the
                                 // whole update
-    int weights;                // --weights, or WEIGHTS_GPU where there is no choice
+    int weights;                // --weights, or WEIGHTS_GPU if all weights must stay on the GPU
     int streamed;               // number of layers whose weights are stored on the host
     size_t param_elements, grad_elements;  // elements of params and grads
     size_t weights_on_host;     // elements of host_weights
@@ -206,18 +206,18 @@ struct GPT2 {
     cudaEvent_t step_left;
     Words words;
     ZenFlow *zen;               // --offload zenflow; else NULL
-    Zo *zo;                     // --optimizer mezo, or only labels to evaluate; else NULL
+    Zo *zo;                     // for --optimizer mezo, and if labels are only evaluated; else NULL
     StateRange *ranges;         // by segment: the own shard's range in the arena
     Prediction predicted;       // time of a step, if the machine's rates are known
     const Steps *steps;         // functions of train_gpt2.cu
-    OffloadLeast *least;        // refuse() looks for the least memory that fits; else NULL
+    OffloadLeast *least;        // where choose_least() gets the memory that would fit; else NULL
     Timeline timeline;          // closed unless the state is offloaded or --trace is given
     int segments;
     Segment *segment;
     // GPU memory.
     floatX *params;                              // weights in use; see Segment
-    void *state[3];                              // of residents: low bits of masters (chosen:
-                                                 // all bits), m, v, the latter in fp32 or bf16
+    void *state[3];                              // state of residents or chosen columns: masters
+                                                 // (residents: low bits), m, v (fp32 or bf16)
     floatX *grads;                               // the micro-batch's gradients; see Segment
     void *waiting;                               // gradients that wait for the update; see Piece
     float *wire;                                 // (WIRE_CHUNK): gradients in fp32, for the link
@@ -231,21 +231,21 @@ struct GPT2 {
     double *loss;                                // [2]: mean loss of the step so far; norm^2
     float *rope;                                 // (T, HS/2, 2): see rope_table()
     floatX *cache;                               // (L, window, 2, NKV HS): see cache.cuh
-    floatX *branch;                              // (N, C): what a layer adds to the stream;
-                                                 // backward: (N, wider of C and NH HS)
+    floatX *branch;                              // (N, C): output of attention or MLP; backward:
+                                                 // (N, wider of C and NH HS), its gradient
     floatX *dx, *dwide;                          // backward: (N, C), (N, wider of Q and M)
     float *delta;                                // backward: (B, NH, T)
     float *scratch;                              // partial sums of weight gradients over rows
-    double *norm_sums, *run_sums;                // sums of blocks, of runs of blocks (adam.h)
+    double *norm_sums, *run_sums;                // sums of squares: per block, per 1024 blocks
     int32_t *tokens;                             // the batch on the GPU, laid out as in Staging
     // Page-locked host memory.
     void *host_state[3];                         // state of the pieces that are not resident
     void *host_grads;                            // gradients that wait for the update; see Piece
-    floatX *host_weights;                        // weights of host pieces and of layers stored here
+    floatX *host_weights;                        // weights that the CPU updates or the host stores
     char *host_inputs;                           // (L - 1, N, C), if the inputs of layers leave
     Staging staging[STAGINGS];
     int turn;                                    // the staging in use
-    TokenOrder by_token, by_position;               // orders of the inputs, of their positions
+    TokenOrder by_token, by_position;               // the inputs sorted by token, by position
     // Ordinary host memory.
     int32_t *token_count;                        // (2, max(V, T)), for token_order()
     int32_t *inputs, *targets;                   // (N): the batch, as it was read
@@ -254,7 +254,7 @@ struct GPT2 {
     double *host_loss;                           // [2], as `loss`
 };
 
-// Returns the most integers of a batch in Staging; backward: with those that backward reads.
+// Returns how many integers Staging.tokens may have; backward: with TokenOrders, for backward.
 static size_t batch_numbers(const GPT2 *g, bool backward) {
     const size_t N = g->max_B * g->max_T;
     const size_t rows = (size_t)2 + g->packed + config_slides(&g->config, g->max_T);
@@ -292,9 +292,9 @@ static void gpt2_sizes(GPT2 *g) {
     g->host_grad_bytes = wide ? sizeof(float) : sizeof(floatX);
     for (int kind = 0; kind < PIECE_KINDS; kind++) {
         size_t *bytes = g->state_bytes[kind];
-        const bool whole = sizeof(floatX) == sizeof(float) || g->master_bf16;  // no low bits
+        const bool whole = sizeof(floatX) == sizeof(float) || g->master_bf16;  // weights = masters
         bytes[0] = whole || g->zo != NULL ? 0 : sizeof(uint16_t);
-        // chosen columns are far apart in the weights: their masters are stored packed, and whole
+        // chosen columns are far apart in the weights: their masters are packed, with all bits
         if (kind == PIECE_CHOSEN) bytes[0] = g->master_bf16 ? sizeof(uint16_t) : sizeof(float);
         bytes[1] = bytes[2] = g->moments_bf16 ? sizeof(uint16_t) : sizeof(float);
         g->piece_bytes[kind] = bytes[0] + bytes[1] + bytes[2];
@@ -306,20 +306,20 @@ static int first_state(const GPT2 *g, const Piece *p) {
     return g->state_bytes[p->kind][0] == 0;
 }
 
-// The layout of activations. A layer keeps its input x (N, C) and others that backward reads, each
-// in whole units of 256 bytes. All layers share the memory of those that backward computes again.
-// The kept activations of a layer and the input of the next layer are one range:
+// The layout of activations. A layer keeps its input x (N, C) and other activations that backward
+// reads, each in whole units of 256 bytes. Activations that backward computes again are in memory
+// that all layers share. A layer's kept activations and the next layer's input are one range:
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
 // Once backward has made a layer's gradient, the layer's range is free until the next forward pass,
 // which waits for the layer's update. So the gradient may be stored in the range until the update.
-// With --activations host a layer keeps its input alone, in one of a few rooms: for the input of
-// this layer and of the next one, and one being filled if post-norm layers recompute their output.
+// With --activations host a layer keeps only its input; two rooms are for the inputs of this layer
+// and of the next layer. Post-norm layers recompute their output: a third room is filled meanwhile.
 typedef struct {
-    size_t entry, stride;      // bytes of x; bytes from a layer's entry to the next one
-    size_t rooms;              // rooms for entries; the last layer's output is one
+    size_t entry, stride;      // bytes of x; bytes from a layer's x to the next layer's x
+    size_t rooms;              // rooms for x (all, or a few in turn) and the last output
     size_t bytes[LAYER_ACTS];  // of each row of the activation table (model.h)
-    size_t at[LAYER_ACTS];     // where the row begins: after its layer's entry or, if it is shared,
-    bool shared[LAYER_ACTS];   // after the last layer's
+    size_t at[LAYER_ACTS];     // where the row begins, from the end of its layer's x or, if shared,
+    bool shared[LAYER_ACTS];   // from the end of the last x
     size_t all;                // bytes of all layers
 } ActsPlace;
 
@@ -331,7 +331,7 @@ static bool shares_acts(const GPT2 *g) {
 static ActsPlace acts_place(const GPT2 *g) {
     const LayerAct act[] = {LAYER_ACTIVATIONS(ACT_ROW, &g->config)};
     const size_t N = g->max_B * g->max_T;
-    size_t sizes[2] = {0, 0};  // of a layer's own rows, and of shared ones
+    size_t sizes[2] = {0, 0};  // bytes of a layer's own activations, and of shared activations
     ActsPlace p;
     p.entry = round_up(N * g->config.channels * sizeof(floatX), 256);
     for (int k = 0; k < LAYER_ACTS; k++) {
@@ -490,7 +490,7 @@ static void state_copy(const GPT2 *g, const Piece *p, int k, size_t at, float *w
     if (size == sizeof(float)) gpu_copy(out ? w : here, out ? here : w, bytes);
     if (size != sizeof(uint16_t)) return;
     uint16_t *half = ALLOC(uint16_t, 2 * n, "state"), *low = half + n;
-    const bool split = k == 0 && p->kind != PIECE_CHOSEN;  // the low half is `here`
+    const bool split = k == 0 && p->kind != PIECE_CHOSEN;  // 16 bits in `weights`, 16 in `here`
     void *const upper = split ? weights : here;
     if (out) gpu_copy(half, upper, bytes);
     if (out && split) gpu_copy(low, here, bytes);
@@ -536,7 +536,7 @@ static bool head_in_place(const GPT2 *g) {
 }
 
 // Tells the timeline that the compute stream begins to work on segment s; name NULL: that it ends
-// its work. bytes: of activations or gradients that it makes, for the picture of memory.
+// its work. bytes: of activations or gradients that it makes, as timeline --memory draws them.
 static void compute_span(GPT2 *g, const char *name, size_t s, size_t bytes = 0) {
     timeline_compute(&g->timeline, name, s, bytes, g->compute);
 }
@@ -627,7 +627,7 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
     event_record(s->copied, stream);
 }
 
-// Describes the CPU's work on a piece: AdamW if step != NULL. The caller sets gradient and sum.
+// Describes the CPU's work on a piece: AdamW, unless step is NULL. The caller sets grad and sum.
 static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
     AdamWork w = {};
     w.runs = g->pieces.runs + p->first_run;

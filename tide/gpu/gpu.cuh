@@ -29,7 +29,7 @@ __attribute__((constructor)) static void gpu_connections(void) {
 // ---------------------------------------------------------------------------------------------
 // Errors
 
-// CUDA() checks each call of CUDA. The functions of queue.cuh queue work and allocate memory.
+// Ends the program if a call of CUDA fails. To queue work or allocate memory, use queue.cuh.
 #define CUDA(call) cuda_check((call), #call, __FILE__, __LINE__)
 
 static inline void cuda_check(cudaError_t e, const char *call, const char *file, int line) {
@@ -107,7 +107,7 @@ template <typename X> struct Wide {
     float x[Pack<X>::N];
 };
 
-// Widens a pack to fp32. A shift and a mask widen the two bf16 of a word; nvcc takes three steps.
+// Widens a pack to fp32. A word's two bf16 take a shift and a mask; nvcc would take three steps.
 template <typename X> __device__ static inline Wide<X> widen(int4 bits) {
     Wide<X> wide;
     if constexpr (std::is_same_v<X, bf16>) {
@@ -123,7 +123,7 @@ template <typename X> __device__ static inline Wide<X> widen(int4 bits) {
     return wide;
 }
 
-// Rounds to X, in pairs: one by one takes slower instructions, and one more to join a pair.
+// Rounds to X in pairs: single numbers take slower instructions, and another one to join two.
 template <typename X> __device__ static inline int4 narrow(const Wide<X> &wide) {
     int4 bits;
     if constexpr (sizeof(X) == 2) {
@@ -175,8 +175,8 @@ FAST(rsqrt_fast, "rsqrt", 1.0f / sqrtf(x))  // 2 units; infinity for 0
 // Reductions. Each has one order, so that the same launch always gives the same bits. All threads
 // of the warp (block_...: of the block) must call the function, and all get the result.
 
-// Sums x over each team of lanes (a power of two): every lane adds the value of the lane at
-// distance team / 2, then .. 4, 2, 1.
+// Sums x over each team, which is `team` neighbouring lanes (a power of two). Every lane adds the
+// value of the lane whose number differs by team / 2; then by team / 4, .. 2, 1.
 template <typename T> __device__ static inline T lanes_sum(T x, unsigned team) {
     for (unsigned distance = team / 2; distance > 0; distance /= 2)
         x += __shfl_xor_sync(0xffffffffu, x, distance);
@@ -243,7 +243,7 @@ template <typename Work> static unsigned batch_units(const Batch<Work> *batch) {
     return batch->count > 0 ? batch->end[batch->count - 1] : 0;
 }
 
-// Adds work of `units` units. gpt2_finish() bounds a model so that all of it has room.
+// Adds work of `units` units. By the limits of gpt2_finish(), all units of a batch are below 2^32.
 template <typename Work> static void batch_add(Batch<Work> *batch, const Work &work, size_t units) {
     if (units == 0) return;
     const unsigned end = batch_units(batch) + (unsigned)units;

@@ -1,16 +1,16 @@
-// host.cuh: work and memory of the host. One worker thread owns the only team of OpenMP threads
-// while training. This team touches page-locked memory first.
+// host.cuh: work and memory of the host. In training, only one worker thread has a team
+// of OpenMP threads. This team is also the first to write page-locked memory: see host_zero().
 //   host_queue_open(), host_queue_submit(), host_queue_close()  work for the host
 //   host_describe()                                             prints a line about the team
 //   host_alloc(), host_free()                                  memory
 //
 // Work for the host is an operation in a stream, like a kernel or a copy: events order other work
-// after it. The main thread never waits for the worker. Events alone order their use of memory.
+// after it. The main thread never waits for the worker: only events say when memory may be used.
 //
-// Each piece of work raises two counters by one: a host function raises `reached` when the stream
-// has reached the work; the worker raises `done` after the work, and the stream waits for this
-// (cuStreamWaitValue32). On a device whose streams cannot wait for a word of memory, or with
-// TIDE_HOST_WAIT=function, a host function waits instead. doc/offload.md has the reasons.
+// Each work raises two counters by one. When the stream has reached the work, a host function (of
+// cudaLaunchHostFunc()) raises `reached`. After the work, the worker raises `done`, and the stream
+// waits for `done`: by cuStreamWaitValue32(); or by a host function, if the device's streams cannot
+// wait for a word of memory, or with TIDE_HOST_WAIT=function. doc/offload.md has the reasons.
 #ifndef TIDE_HOST_CUH
 #define TIDE_HOST_CUH
 #include "../cpu/cpu.h"
@@ -43,7 +43,7 @@ typedef struct HostQueue {
     int threads;      // of the worker's team
     pthread_t worker;
     HostCounters *counters;
-    uint32_t submitted, waited;  // number of the last submitted work; of the last one waited for
+    uint32_t submitted, waited;  // numbers of the last work submitted; awaited by host functions
     StreamWaitValue wait_value;  // NULL: host functions wait
     HostJob *job;            // the newest that the stream has reached
     pthread_mutex_t mutex;   // with `changed`: for threads that sleep until a counter changes
@@ -99,7 +99,7 @@ static void *host_worker(void *arg) {
     }
 }
 
-// A host function: notes that the stream has reached this job. The job before it is done.
+// Gives the worker the job that the stream has reached. (A host function; the last job is done.)
 static void host_job_reached(void *data) {
     HostJob *job = (HostJob *)data;
     HostQueue *q = job->queue;
@@ -113,8 +113,8 @@ static void host_job_await(void *data) {
 }
 
 // Queues work(arg) as one operation of q->stream. The worker runs it; its parallel regions have
-// q->threads threads. The `bytes` bytes at arg are copied now, to a multiple of 16. `work` may not
-// call CUDA; if it fails, it ends the program (fail()).
+// q->threads threads. The `bytes` bytes at arg are copied now, to an address that is a multiple of
+// 16. `work` may not call CUDA; if it fails, it ends the program (fail()).
 static void host_queue_submit(HostQueue *q, void (*work)(const void *arg), const void *arg,
                                      size_t bytes) {
     if (rehearsal != NULL) return;
@@ -158,9 +158,9 @@ static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     return wait;
 }
 
-// Starts the worker with a team of `threads`. 0: this rank's share of the machine's, less one if
-// they are more than four: that one is for the main thread, which launches the GPU's work (some ms
-// of a step, so a small machine does without it). The worker keeps the address q.
+// Starts the worker with a team of `threads` threads. If `threads` is 0, the team has this rank's
+// share of the machine's threads; but if the share is above four, one is left to the main thread,
+// which launches the GPU's work (some ms of a step). The worker keeps the address q.
 static void host_queue_open(HostQueue *q, int threads) {
     memset(q, 0, sizeof *q);
     if (rehearsal != NULL) {
@@ -195,7 +195,7 @@ static void host_queue_close(HostQueue *q) {
     pinned_free(q->counters);
 }
 
-// Prints a line about the team, and whether the driver's thread waits for it.
+// Prints how many threads the team has, and whether host functions wait for it in the driver.
 static void host_describe(const HostQueue *q) {
     printf("host: %d thread%s%s\n", q->threads, q->threads > 1 ? "s" : "",
            q->wait_value != NULL ? "" : "; the driver's thread waits for them");
@@ -204,7 +204,7 @@ static void host_describe(const HostQueue *q) {
 // ---------------------------------------------------------------------------------------------
 // Memory
 
-// Is --host-memory more than Linux says is available? A virtual machine may get more as it uses it.
+// May host_alloc() take more than Linux reports as available? (A virtual machine may grow on use.)
 static bool host_memory_grows;
 
 typedef struct { char *p; size_t bytes; } HostRange;

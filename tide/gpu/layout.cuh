@@ -2,7 +2,7 @@
 // segments are stored. One list names every buffer, and the plan of memory is that list.
 //   gpt2_place(), zo_place()               place pieces, segments and rooms by g->choice
 //   gpt2_buffers()                         lists every buffer; gpt2_bytes(): their sum
-//   gpt2_take(), gpt2_settle()             take a choice; settle each "auto" in it
+//   gpt2_take(), gpt2_settle()             set g->choice; replace each "auto" in it
 //   gpt2_print()                           prints the choice and the memory
 //   gpt2_allocate(), gpt2_release(), gpt2_free()    memory, streams and events
 //   gpt2_update_wait(), gpt2_state(), gpt2_load()   the state, as checkpoints see it
@@ -40,7 +40,7 @@ static void gradients_over_acts(GPT2 *g) {
 static void rooms_place(GPT2 *g) {
     const Pieces *list = &g->pieces;
     const int tail = g->segments - 1, L = tail - 1;
-    const bool whole = g->in_place && !g->update_in_backward;  // each segment has its own room
+    const bool whole = g->in_place && !g->update_in_backward;  // each gradient has its own room
     const int turns = whole ? L : rooms_of(g->choice.grad_rooms, LEAST_ROOMS, L);
     const size_t first = g->segment[0].padded, ends = first + g->segment[tail].padded;
     const size_t grad = g->choice.kept_grads < list->visits ? g->host_grad_bytes : 0;
@@ -69,7 +69,7 @@ static void rooms_place(GPT2 *g) {
         if (p->kind != PIECE_HOST && !late && !visits) continue;
         p->weights_at = g->weights_on_host;
         g->weights_on_host += p->length;
-        if (streams && late) g->weights_on_host += p->length;  // newest weights, and weights in use
+        if (streams && late) g->weights_on_host += p->length;  // a second copy: the weights in use
     }
     g->slots = Rooms{.count = rooms_of(g->choice.slots, LEAST_SLOTS, list->visits),
                      .bytes = list->longest_visit
@@ -184,13 +184,13 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
         zo->group_at[k] = t->tensors[first[k]].offset - t->tensors[t->first_layer].offset;
         if (zo->group[k].length > zo->scratch) zo->scratch = zo->group[k].length;
     }
-    // A chunk of the vocabulary: as many tokens as scratch has room for, but 512 to 8192, or all.
+    // The tokens of a chunk of the vocabulary: as many as fit in scratch, from 512 to 8192, or all.
     zo->chunk = max_size(zo->scratch / C / ALIGN_ELEMENTS * ALIGN_ELEMENTS, 512);
     zo->chunk = min_size(min_size(zo->chunk, 8192), g->config.vocab_padded);
     zo->scratch = max_size(zo->scratch, round_up(zo->chunk * C, ALIGN_ELEMENTS));
 }
 
-// Returns how many floats of scratch backward's sums over rows take.
+// Returns how many floats of scratch memory backward needs to sum over rows.
 static size_t sums_scratch(const GPT2Config *c, size_t N) {
     const size_t norms = layernorm_backward_scratch(N, c->channels);
     const size_t heads = c->qk_norm ? heads_backward_scratch(N, config_head(c)) : 0;
@@ -274,7 +274,7 @@ static size_t gpt2_bytes(GPT2 *g, bool host) {
 // Makes *c the choice, and places everything by it; allocates nothing.
 static void gpt2_take(GPT2 *g, const OffloadChoice *c) {
     g->choice = *c;
-    if (g->zen != NULL) {  // with sums on the host: one, not two
+    if (g->zen != NULL) {  // ZenFlow: sum_on_host means that the host keeps one sum, not two
         zen_settle_sums(g->zen, c->sum_on_host);
         g->choice.sum_on_host = false;
     }
@@ -298,7 +298,7 @@ static OffloadMemory gpt2_memory(GPT2 *g, int recompute, size_t gpu, size_t host
                          g->least, zero_stage(g->zero) == 3};
 }
 
-// Replaces each "auto" in g->choice, whose mode is given. Returns whether the result fits.
+// Replaces each "auto" in g->choice; its mode is not "auto". Returns whether the result fits.
 static bool gpt2_settle(GPT2 *g, const OffloadMemory *m) {
     OffloadChoice c = g->choice;
     const bool fits = choice_settle(m, &c);
@@ -367,11 +367,11 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
 
 // Makes the streams, and the events that order their work.
 static void streams_make(GPT2 *g) {
-    // Short kernels that other streams wait for are urgent: else blocks of products delay them.
+    // Short kernels, which other streams wait for, are urgent: else matrix products delay them.
     g->compute = stream_make("compute", false);
     g->sums = stream_make("sums", true);
     g->out = stream_make("out", false);
-    // a visitor's copy waits for its update, and must not hold up the copy of the next gradient
+    // the copy of a visitor's state waits for its update; in `out` it would delay other gradients
     g->flush = g->update_in_backward ? stream_make("flush", false) : g->out;
     g->fetch = stream_make("fetch", false);
     g->back = stream_make("back", false);
@@ -402,7 +402,7 @@ static void gpt2_allocate(GPT2 *g) {
         if (b->kind == BUFFER_ZERO && rehearsal == NULL) CUDA(cudaMemset(p, 0, b->bytes));
         buffer_set(b, p);
     }
-    if (!g->training && g->state_bytes[PIECE_RESIDENT][0] > 0)  // for loading and saving alone
+    if (!g->training && g->state_bytes[PIECE_RESIDENT][0] > 0)  // needed only to load and save
         g->state[0] = owner_add(free, ALLOC(uint16_t, g->table.elements, "parameters"));
     streams_make(g);
     for (size_t i = 0; i < STAGINGS; i++) {
@@ -473,8 +473,8 @@ static size_t arena_at(const GPT2 *g, const Piece *p) {
     return seg->own_from + (p->at - seg->own_at);
 }
 
-// Implements RunState.move: copies state between pieces and w. Also loads masters as weights in
-// use.
+// Implements RunState.move: copies state between pieces and w. If it loads master weights, also
+// sets the weights in use.
 static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     const GPT2 *g = (const GPT2 *)owner;
     for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
@@ -499,7 +499,7 @@ static void gpt2_load(GPT2 *g, Run *r) {
     RunState state = gpt2_state(g);
     if (g->zen != NULL && zen_is_saved(r)) state.parts = STATE_PARTS;
     run_load(r, &state);
-    if (g->zen != NULL) {  // the checkpoint contains the update that was under way
+    if (g->zen != NULL) {  // no late update is left to do: a checkpoint is saved after it
         r->saves.parts = STATE_PARTS;
         g->zen->queued = g->zen->map.segments;
     }

@@ -123,8 +123,8 @@ static void event_free(void *event) {
     if (rehearsal == NULL) CUDA(cudaEventDestroy((cudaEvent_t)event));
 }
 
-// Makes a stream. urgent: its kernels get room on the GPU first, for short kernels that other
-// streams wait for (copies have no such order). name: for reports of the emulated GPU.
+// Makes a stream. urgent: the GPU begins its kernels before other streams' kernels (copies have no
+// such order); for short kernels that other streams wait for. name: for the emulator's reports.
 static cudaStream_t stream_make(const char *name, bool urgent) {
     int lowest, highest;
     cudaStream_t stream;
@@ -216,7 +216,7 @@ static double device_seconds(cudaEvent_t start, cudaEvent_t end) {
 // at multiples of host_part, and no copy may cross a part's border. Tests make parts smaller.
 static size_t host_part = (size_t)256 << 30;
 
-// Returns how many of the `bytes` bytes at p are left from p + at to the next border or the end.
+// Returns the bytes from p + at to the next border of a part, or to p + bytes if it is nearer.
 static size_t part_at(const void *p, size_t at, size_t bytes) {
     return min_size(bytes - at, host_part - ((uintptr_t)p + at) % host_part);
 }
@@ -241,8 +241,8 @@ __global__ static void tell_host_kernel(double *host, const double *from, size_t
     host[blockIdx.x * blockDim.x + threadIdx.x] = from[blockIdx.x * stride + threadIdx.x];
 }
 
-// Lets a kernel write `rows` rows of n numbers, which begin `stride` apart, to page-locked memory
-// of the host. A copy would wait for the copies of gradients that other streams have queued.
+// Lets a kernel copy `rows` rows of n numbers to page-locked host memory; in `from`, rows begin
+// `stride` apart. (A copy by CUDA would wait for gradients that other streams copy to the host.)
 static inline void tell_host(double *host, const double *from, unsigned rows, size_t stride,
                              unsigned n, cudaStream_t stream) {
     LAUNCH(tell_host_kernel, rows, n, 0, stream, host, from, stride);

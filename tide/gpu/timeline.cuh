@@ -15,7 +15,7 @@ typedef struct {
     TraceSpan span;
     cudaEvent_t begin, end;
     bool ended;               // timeline_end() has recorded `end`
-    bool between;             // it belongs to no step
+    bool between;             // the span is of an evaluation or a sample, so of no step
 } TimelineSlot;
 
 typedef struct { size_t step; int count, made; TimelineSlot *slot; } TimelineHalf;
@@ -26,10 +26,10 @@ typedef struct Timeline {
                               // traced, but not counted
     TimelineStep done;        // counters of the newest step whose spans were read
     TraceFile trace;          // trace.file NULL: counters only
-    TimelineHalf half[2];     // one is for this step, one has the step before
+    TimelineHalf half[2];     // the spans of this step and of the step before (see `now`)
     int now;                  // the half for this step
     int doing;                // the compute stream's open span, or -1
-    cudaEvent_t base;         // a complete event; NULL: the timeline is closed
+    cudaEvent_t base;         // times are measured from this event; NULL: the timeline is closed
     double base_at;           // the time of `base` in seconds since opening
 } Timeline;
 
@@ -68,7 +68,7 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
     return 2 * h->count++ + t->now;
 }
 
-// Ends a span: in this step or the next one, before the second timeline_step() from now.
+// Ends a span. Must be called before the second timeline_step() after timeline_begin().
 static void timeline_end(Timeline *t, int span, cudaStream_t s) {
     if (rehearsal != NULL) rehearse_span_end(stream_number(s));
     if (span < 0 || rehearsal != NULL) return;
@@ -99,13 +99,13 @@ static double timeline_seconds(const Timeline *t, cudaEvent_t e) {
 
 static void timeline_read(Timeline *t, TimelineHalf *h) {
     TraceSpan *spans = ALLOC(TraceSpan, (size_t)h->count, "timeline");
-    int n = 0, apart = h->count, kept = 0;  // spans[apart ..]: of no step
+    int n = 0, apart = h->count, kept = 0;  // spans[apart] and later spans: of no step
     for (int i = 0; i < h->count; i++) {
         TimelineSlot *slot = &h->slot[i];
         if (!slot->ended) fail("step %zu: the span \"%s\" never ended", h->step, slot->span.name);
         if (cudaEventQuery(slot->end) == cudaErrorNotReady) {  // a later call reads it
             const TimelineSlot later = *slot;
-            (void)cudaGetLastError();  // clears the error: "not ready" is none
+            (void)cudaGetLastError();  // clears "not ready", which is no error here
             *slot = h->slot[kept];
             h->slot[kept++] = later;
             continue;
@@ -134,8 +134,8 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
 }
 
 // Begins a step; called once per step. Reads the spans of the step before the last one, if they are
-// complete: t->done gets their counters, and the file their rows. If the file cannot be written,
-// prints an error and goes on without it.
+// complete: sets t->done to their counters, and writes them to the file. If the file cannot be
+// written, prints an error and goes on without it.
 static void timeline_step(Timeline *t, size_t step) {
     Error err;
     if (t->base == NULL) return;

@@ -11,9 +11,9 @@
 #define TIDE_WEIGHTS_CUH
 #include "zenflow.cuh"
 
-// Sets the address of each segment's weights. Layers with residents stay on the GPU. Others that
-// stay are spread evenly among those on the host: while one computes, the link copies others. Their
-// first stays if any does: forward need not wait for it. GPT2.params begins with the rooms.
+// Sets the address of each segment's weights; GPT2.params begins with the rooms. Layers with
+// residents stay on the GPU. Other layers that stay are spread evenly: the link copies while they
+// compute. The first layer without residents is among them, so that forward need not wait.
 static void weights_place(GPT2 *g) {
     const int tail = g->segments - 1;
     const bool dealt = zero_stage(g->zero) == 3;
@@ -105,8 +105,8 @@ static cudaEvent_t weights_event(const GPT2 *g, size_t s) {
 
 // Marks the weights in all rooms as old and the rooms as free, after an update is queued or weights
 // are loaded; fetches wait for the update (weights_copy()). In stages 1 and 2 of ZeRO, queues the
-// gathering of all segments, each after its update; with ZenFlow, only of the chosen columns in
-// steps that change no others.
+// gathering of each segment's weights after its update. In steps of ZenFlow that change only chosen
+// columns, queues the gathering of these columns.
 static void weights_renew(GPT2 *g) {
     for (int i = 0; i < g->weight_rooms.count + g->weight_rooms.apart; i++) {
         event_record(g->weight_rooms.free[i], g->compute);

@@ -42,18 +42,18 @@ struct Zero {
     cudaStream_t stream;        // the stream of all collectives
     cudaEvent_t *reduced;       // per segment: its gradient is summed over the ranks
     cudaEvent_t *gathered;      // per segment: its weights are whole
-    size_t *blocks, all_blocks; // blocks of the norm: zero_blocks(), and their sum
-    size_t exchanged;           // numbers per rank in the exchange: ZERO_HEAD + the most blocks
+    size_t *blocks, all_blocks; // blocks of the norm in each shard (zero_blocks()), in all
+    size_t exchanged;           // numbers that each rank sends: ZERO_HEAD + a rank's most blocks
     size_t reduced_bytes, gathered_bytes;  // bytes that this rank sent in this step
     // GPU memory.
-    double *mine, *all;         // (exchanged), (world, exchanged)
-    uint32_t *order;            // (all_blocks): zero_order()
+    double *mine, *all;         // (exchanged): sent by this rank; (world, exchanged): received
+    uint32_t *order;            // (all_blocks): in which order block sums are added (zero_order())
     // Page-locked host memory.
-    double *host_mine;          // (ZERO_HEAD)
-    double *host_all;           // (world, ZERO_HEAD)
+    double *host_mine;          // (ZERO_HEAD): the news, which are copied to `mine`
+    double *host_all;           // (world, ZERO_HEAD): loss and news of each rank, from `all`
 };
 
-enum { ZERO_LOSS, ZERO_NEWS, ZERO_HEAD = ZERO_NEWS + NEWS };  // indices; then a rank's block sums
+enum { ZERO_LOSS, ZERO_NEWS, ZERO_HEAD = ZERO_NEWS + NEWS };  // indices in Zero.mine; sums follow
 
 static int zero_stage(const Zero *zero) { return zero == NULL ? 0 : zero->stage; }
 
@@ -62,8 +62,8 @@ static const size_t *shards_of(const Zero *zero, size_t s) {
     return zero->begin + s * (zero->world + 1);
 }
 
-// Returns true if NCCL is to run a collective. In a rehearsal writes it down, as a ring that moves
-// `bytes` on each GPU, and returns false.
+// Returns true if NCCL is to run a collective. In a rehearsal returns false, and notes how long the
+// collective would take: it moves `bytes` on each GPU.
 static bool between_gpus(const Zero *zero, size_t bytes) {
     if (rehearsal != NULL)
         rehearse(stream_number(zero->stream), TAKES_COMM,
@@ -143,7 +143,7 @@ static void zero_connect(Zero *zero) {
     (void)zero;
 }
 
-// Makes a Zero for several GPUs or --zero, and connects the ranks unless it is a plan; else NULL.
+// Returns a Zero for several GPUs or --zero, else NULL. Connects the ranks, but not in a plan.
 static Zero *zero_open(const Run *r) {
     const Options *o = &r->o;
     if (!r->training || o->optimizer == OPTIMIZER_MEZO || o->dump != NULL) return NULL;
@@ -201,7 +201,7 @@ static int zero_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     return n;
 }
 
-// Makes stream, events and memory for the norm, once the buffers are allocated.
+// Makes the stream, the events and host memory, and fills zero->order; the buffers must exist.
 static void zero_allocate(GPT2 *g) {
     Zero *zero = g->zero;
     zero->stream = stream_make("ranks", true);  // if a collective begins late, all ranks wait
@@ -249,9 +249,9 @@ static cudaEvent_t gradient_event(const GPT2 *g, size_t s) {
     return g->zero != NULL ? g->zero->reduced[s] : g->grad_rooms.full[g->segment[s].grad_room];
 }
 
-// Computes gpt2_grad_norm_squared() for several ranks: after all work of stream `sums`, each rank
-// sends its loss, its block sums and its news (run_tell()) to all others, and each rank's GPU adds
-// up all block sums in one order. (Sums of runs would be fewer numbers, but shards cut runs.)
+// Computes gpt2_grad_norm_squared() for several ranks. After all work of stream `sums`, each rank
+// sends to all others its loss, its block sums, and whether it must stop or save (run_tell()). Each
+// rank's GPU adds up all block sums in one order. (Shards may cut the 1024 blocks of a run_sum.)
 static double zero_norm_squared(GPT2 *g, double *loss) {
     Zero *zero = g->zero;
     const size_t n = zero->exchanged;
