@@ -33,7 +33,7 @@ static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool
 }
 
 // Computes adam_scalar() for usual numbers without branches, so that a thread works on several
-// elements at once. Root and quotient are the instructions that nvcc makes of IEEE's operations.
+// elements at once. Root and quotient use the instructions that nvcc uses for IEEE's operations.
 // Powers of two as factors keep remainders from becoming subnormal. Returns false if the bits may
 // differ from adam_scalar()'s: the step is not 0 but below 2^-120, or *p is NaN from large numbers.
 __device__ static inline bool adam_quick(float *p, float *m, float *v, float g, const AdamStep *s,
@@ -72,10 +72,10 @@ __device__ static inline void store_words(X *at, const uint32_t (&x)[N]) {
     }
 }
 
-// Updates elements `at` .. at + N - 1. W is the weights' type: float; uint16_t for upper halves
-// with lower halves in `low`; bf16 if there are none, rounded at random. M is the moments' type:
-// float; or uint16_t, with bf16's bits. index: the first element's number. N = 1 uses
-// adam_scalar(). N = 8 uses adam_quick(); if an element is unusual, stores nothing, returns false.
+// Updates elements `at` .. at + N - 1. W is the weights' type: float; uint16_t if their lower
+// halves are in `low`; bf16 if they have none and are rounded at random. M is the moments' type:
+// float; or uint16_t, for bf16. index: the first element's number. N = 1 uses adam_scalar(). N = 8
+// uses adam_quick(); if an element is unusual, stores nothing and returns false.
 template <int N, typename W, typename M>
 __device__ static inline bool adam_elements(W *w, uint16_t *low, M *m, M *v, const void *grad,
                                             bool grad_is_half, size_t at, const AdamStep *s,

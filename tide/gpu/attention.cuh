@@ -42,11 +42,11 @@
 //
 // Groups. A block of the dk/dv kernel owns keys of one key head and streams the queries of the
 // whole group, head after head: keys and values are read once, dk and dv stay in registers, and
-// are summed in the order of the heads. In the forward and the dq kernel a block owns
-// queries of one head: 128 rows of several heads would stream as many keys as 128 rows of one head.
-// The heads of a group run at once, so that all but the first find their keys in the L2 cache. The
-// dk/dv kernel has NKV / NH times as many blocks, each with more work. If these blocks are too few
-// for a GPU, each takes a part of a group, and a kernel adds up the parts (attention_parts()).
+// are summed in the order of the heads. In the forward and the dq kernel a block owns queries of
+// one head: 128 rows of several heads would stream as many keys as 128 rows of one head. The heads
+// of a group run at once, so that all but the first find their keys in the L2 cache. The dk/dv
+// kernel has NKV / NH times as many blocks, each with more work. If these blocks are too few for a
+// GPU, each takes a part of a group, and a kernel adds up the parts (attention_parts()).
 #ifndef TIDE_ATTENTION_CUH
 #define TIDE_ATTENTION_CUH
 #include "queue.cuh"
@@ -135,7 +135,7 @@ __global__ static void attention_queries_plain_kernel(X *result, float *lse, con
     __shared__ float shared_weights[PLAIN_WARPS][32];
     const size_t T = s.T, HS = s.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // number in (B, NH, T)
-    if (row >= s.B * s.NH * T) return;  // the whole warp; the block has no barrier
+    if (row >= s.B * s.NH * T) return;  // the whole warp returns; the block has no barrier
     const size_t t = row % T, h = row / T % s.NH, b = row / T / s.NH;
     const X *q = qkv + (b * T + t) * s.pitch + h * HS;
     const X *d = FORWARD ? NULL : dout + (b * T + t) * s.width + h * HS;
@@ -421,7 +421,7 @@ static unsigned flash_at_once(AttentionShape s, bool of_keys) {
 // The flash kernels
 
 // Sizes. A warp owns MI times 16 rows, and each read of the streamed tile serves all of them. With
-// MI = 1 reads of shared memory take longer than the tensor cores; but dk and dv of large heads
+// MI = 1, reads of shared memory take longer than the tensor cores; but dk and dv of large heads
 // leave no registers for MI = 2. A multiprocessor holds two blocks of 128 threads with up to 255
 // registers in a thread, or three with up to 168. 168 suffice in forward for heads of 64; dq would
 // move some to memory. No kernel needs more than 96 KiB of shared memory, which a block may have on
@@ -693,8 +693,8 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
 
     float dk[MI][D / 8][4], dv[MI][D / 8][4];
     FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] = dv[m][n][e] = 0;
-    // Starts the copies of a tile of head w.head into stage j % 2. Queries past the end have begin
-    // T, and q, dout, lse, delta 0: then p is finite, ds is 0, and dk and dv do not change.
+    // Starts the copies of a tile of head w.head into stage j % 2. For queries past the end, begin
+    // is T, and q, dout, lse, delta are 0: then p is finite, ds is 0, and dk and dv do not change.
     const auto load_queries = [&](int j, int tile) {
         const int query0 = first + tile * QUERIES;
         const X *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
@@ -858,7 +858,7 @@ static void attention_keys(X *dqkv, const float *delta, const X *dout, const flo
            32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
 }
 
-// Computes attention; plain: always by the plain kernels (tests).
+// Computes attention. plain: always uses the plain kernels (for tests).
 template <typename X>
 static void attention_forward(X *out,        // (B, T, NH HS)
                               float *lse,    // (B, NH, T)

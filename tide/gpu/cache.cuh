@@ -128,8 +128,8 @@ __global__ static void attention_merge_kernel(X *out, const float *parts, unsign
     }
 }
 
-// Computes attention of one row. A part has as many rows as a block takes at once, or HS + 2 if
-// that is more: so scratch, a float for each row and head, has room for HS + 2 floats a part.
+// Computes attention of one row. A part has at least the rows that a block takes at once, and at
+// least HS + 2: so scratch, a float for each row and head, has room for HS + 2 floats a part.
 template <typename X>
 static void attention_cached(X *out,          // (NH HS)
                              float *scratch,  // (seen, NH)

@@ -153,9 +153,9 @@ static void encoder_forward(X *out,                 // (B, T, C)
            tokens, begins, wte, wpe, index_32(B * T * (C / Pack<X>::N)), (unsigned)T, C);
 }
 
-// Rows with the same token add to the same row of dwte, so their order is fixed: the rows of a
-// micro-batch are sorted by token, and one block of threads (one warp, if they are few) sums all
-// rows of a token. If rows are packed, they are also sorted by position.
+// Rows with the same token add to the same row of dwte, so the order of these additions is fixed:
+// the rows of a micro-batch are sorted by token, and one block of threads (for few rows, one warp)
+// sums all rows of a token. If rows are packed, they are also sorted by position.
 typedef struct {
     const int32_t *rows;   // (N)           the rows 0 .. N-1 by token; equal tokens in row order
     const int32_t *first;  // (groups + 1)  begin of each token's group in rows; first[groups] = N
@@ -231,10 +231,10 @@ __global__ static void encoder_backward_wpe_kernel(X *dwpe, const X *dout, size_
     store_pack(dwpe + i, total);
 }
 
-// Adds the gradients of tokens to dwte (V, C), which is fp32 and has a tied head's; or, if rounded
-// (V, C) is not NULL, overwrites its rows of these tokens. Overwrites rows 0 .. T - 1 of dwpe or,
-// if rows are packed, the rows in `places`. order: token_order() of the tokens; places: of the
-// positions, or empty. Both are on the device. Skips a gradient that is NULL.
+// Adds the gradients of tokens to dwte (V, C), which is fp32 and has a tied head's gradient; or, if
+// rounded (V, C) is not NULL, overwrites its rows of these tokens. Overwrites rows 0 .. T - 1 of
+// dwpe or, if rows are packed, the rows in `places`. order: token_order() of the tokens; places: of
+// the positions, or empty. Both are on the device. Skips a gradient that is NULL.
 template <typename X>
 static void encoder_backward(float *dwte, X *rounded, X *dwpe, const X *dout,
                              const int32_t *tokens, TokenOrder order, TokenOrder places, size_t B,
@@ -287,7 +287,7 @@ layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X 
     const size_t packs = C / Pack<X>::N;
     const unsigned i = threadIdx.x % team;
     const size_t n = blockIdx.x * (size_t)(blockDim.x / team) + threadIdx.x / team;
-    if (n >= N) return;  // all threads of a warp; none if the team is a block
+    if (n >= N) return;  // whole warps return; none, if the team is a block
     int4 row[ROW_PACKS], more[ROW_PACKS];
     float sum = 0, squares = 0, mu = 0;
     FOR_PACKS(k) {
@@ -639,7 +639,7 @@ heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, s.HS) */, const X *
     const HeadPart<W> w = load_part<X, W>(is_k ? k_norm_w : q_norm_w, lane);
     HeadPart<W> sum = {};
     for (unsigned first = 0; first < count; first += teams) {
-        const bool active = first + mine < count;  // else: only takes part in shuffles
+        const bool active = first + mine < count;  // else: the team only takes part in shuffles
         const unsigned n = begin + (first + mine) / heads;
         const unsigned h = is_k * s.NH + (first + mine) % heads;
         const unsigned t = !active ? 0 : n % s.T - (begins == NULL ? 0 : (unsigned)begins[n]);
@@ -672,7 +672,7 @@ heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, s.HS) */, const X *
     }
 }
 
-// Return the channels of a run, and the lanes of a team.
+// Return how many channels a run has, and how many lanes a team has.
 template <typename X> static unsigned head_run(size_t HS) {
     return HS % (2 * Pack<X>::N) == 0 ? Pack<X>::N : 1;
 }
@@ -683,7 +683,7 @@ template <typename X> static unsigned head_team(size_t HS) {
 }
 
 // Overwrites q and k in qkv, normalised (if q_norm_w is not NULL) and rotated. With a norm, first
-// copies q and k to qk, unless that is NULL. HS must be even; ends the program if HS exceeds
+// copies q and k to qk, unless qk is NULL. HS must be even; ends the program if HS exceeds
 // HEAD_MOST. sign -1 rotates back (heads_backward()).
 template <typename X>
 static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
@@ -691,7 +691,7 @@ static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
                           float *qk_rstd,  // (B, T, NH + NKV)
                           const X *q_norm_w, const X *k_norm_w,  // (HS), (HS)
                           const float *table,     // (T, HS/2, 2)
-                          const int32_t *begins,  // (B, T), or NULL
+                          const int32_t *begins,  // (B, T); NULL: all are 0
                           AttentionShape s, float eps, cudaStream_t stream, float sign = 1) {
     enum { W = Pack<X>::N };
     const bool packs = head_run<X>(s.HS) == W, norm = q_norm_w != NULL;
@@ -757,7 +757,7 @@ template <typename X> __device__ static inline float sigmoid(float z) {
     else return 1.0f / (1.0f + expf(-z));
 }
 
-// If GATE, a row of inp has F channels of the gate, then F others, its factors. all: packs of out.
+// If GATE, a row of inp is a gate of F channels, then F that the gate multiplies. all: out's packs.
 template <typename X, bool GATE>
 __global__ static void activation_forward_kernel(X *out, const X *inp, unsigned all, unsigned F,
                                                  int activation) {
@@ -817,7 +817,7 @@ __device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X
         UNROLL for (int k = 0; k < AHEAD; k++) {
             const size_t i = first + k * BLOCK_WARPS;
             if (i >= last) break;
-            const Pack<X> v = as_pack<X>(bits_x[k]);  // with widen(), registers limit the blocks
+            const Pack<X> v = as_pack<X>(bits_x[k]);  // widen() needs more registers: fewer blocks
             Wide<X> g = widen<X>(bits_d[k]);
             for (int j = 0; j < Pack<X>::N; j++) {
                 const float x = to_f32(v.x[j]);
@@ -1026,7 +1026,7 @@ static void loss_accumulate(double *total, const float *losses, size_t N, double
 
 // --- sums of two tensors, element by element ---------------------------------------------------
 //
-// They add residual branches, and gradients of several micro-batches. n must be a multiple of 8.
+// Adds residual branches, and gradients of several micro-batches. n must be a multiple of 8.
 
 // Computes out = in, or (ADDS) out += in: in fp32, rounded once.
 template <typename O, typename I, bool ADDS>
@@ -1062,7 +1062,7 @@ static void round_gradient(X *out, const float *in, size_t n, cudaStream_t strea
     LAUNCH(kernel, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, in, n);
 }
 
-// Computes acc += g, in fp32; first: acc = g.
+// Computes acc += g in fp32 or, if `first`, acc = g.
 template <typename X>
 static void accumulate_gradient(float *acc, const X *g, size_t n, bool first,
                                 cudaStream_t stream) {

@@ -28,7 +28,6 @@
 #include "queue.cuh"
 #include "tune.cuh"
 
-// LT() checks each call of cuBLASLt.
 #define LT(call) lt_check((call), #call, __FILE__, __LINE__)
 
 static inline void lt_check(cublasStatus_t e, const char *call, const char *file, int line) {
@@ -129,8 +128,8 @@ static inline void matmul_extra(const MatmulPlan *p, const void *extra) {
                               : CUBLASLT_MATMUL_DESC_BIAS_POINTER, &extra, sizeof extra);
 }
 
-// Describes a shape to the library and asks for an algorithm. If there is none, prints a message if
-// the epilogue is SLOPE or SUMS; else ends the program.
+// Describes a shape to the library and asks for an algorithm. If there is none, ends the program
+// or, for the epilogues SLOPE and SUMS, prints a message.
 static inline void matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) {
     const cublasOperation_t op_a = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -248,8 +247,9 @@ static void matmul_measure(Matmul *lt, const MatmulPlan *p, const MatmulOperands
     }
 }
 
-// Sets a plan's algorithm to the one in the file of --tune, or measures. A product that is added to
-// a sum is not measured, as that would add to the sum: it takes the first product's algorithm.
+// Sets a plan's algorithm to the one in the file of --tune, or to the fastest that is measured. A
+// product that is added to a sum is not measured, because that would add to the sum: it takes the
+// algorithm of the sum's first product.
 static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
     Tuned mine = {p->shape, p->algo, 0, 0, 0};
     mine.shape.accumulate = 0;

@@ -6,7 +6,7 @@
 //   tune_print()  prints how many products have been measured or are missing, if it is new
 // matmul.cuh measures. An algorithm is 64 bytes that only the library understands; a file may keep
 // them for the same version of the library (cuBLAS documentation, cublasLtMatmulAlgo_t). So the
-// file names the device and the library, and runs with others do not use it.
+// file names the device and the library, and is not used with another device or library.
 #ifndef TIDE_TUNE_CUH
 #define TIDE_TUNE_CUH
 #include "gpu.cuh"
