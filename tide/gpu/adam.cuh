@@ -1,8 +1,8 @@
 // adam.cuh: AdamW and the gradient norm on the GPU, with the bits of adam.h: the update gives the
-// bits of adam_scalar(), and the norm adds up in the same 32 lanes.
+// bits of adam_scalar(), and the norm is summed in adam.h's order, in 32 lanes.
 //   adam_update_gpu()                            adam_update() on the GPU
 //   norm_block_sums_gpu(), norm_total_gpu()      norm_block_sums(), norm_total() on the GPU
-//   weight_from()                                the weight that is stored for a master
+//   weight_from()                                the weight that is stored for a master weight
 #ifndef TIDE_ADAM_CUH
 #define TIDE_ADAM_CUH
 #include "../../adam.h"
@@ -10,7 +10,7 @@
 
 enum { ADAM_THREADS = 256 };
 
-// Returns the weight that is stored for a master.
+// Returns the weight that is stored for the master weight p.
 template <typename X> HOST_DEVICE static inline X weight_from(float p) { return from_f32<X>(p); }
 template <> HOST_DEVICE inline halfX weight_from<halfX>(float p) {
     const uint16_t bits = master_weight(p);
@@ -19,8 +19,8 @@ template <> HOST_DEVICE inline halfX weight_from<halfX>(float p) {
     return w;
 }
 
-// Makes a batch of the runs from number `first` on, at most BATCH_MOST. Its units are blocks of the
-// norm (`norm`), or blocks of threads that take eight elements each.
+// Makes a batch of the runs from number `first` on, at most BATCH_MOST. Its units are the norm's
+// blocks of elements if `norm`, else blocks of threads that take eight elements each.
 static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool norm) {
     Batch<AdamRun> batch;
     memset(&batch, 0, sizeof batch);
@@ -33,9 +33,9 @@ static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool
 }
 
 // Computes adam_scalar() for usual numbers without branches, so that a thread works on several
-// elements at once. Root and quotient take nvcc's instructions for IEEE's operations. Factors that
-// are powers of two keep remainders above subnormal numbers. Returns false if the bits may differ
-// from adam_scalar()'s: the step is below 2^-120 but not 0, or numbers so large make *p NaN.
+// elements at once. Root and quotient use the instructions that nvcc uses for IEEE's operations.
+// Powers of two as factors keep remainders from becoming subnormal. Returns false if the bits may
+// differ from adam_scalar()'s: the step is not 0 but below 2^-120, or *p is NaN from large numbers.
 __device__ static inline bool adam_quick(float *p, float *m, float *v, float g, const AdamStep *s,
                                          float decay) {
     adam_moments(m, v, g, s);
@@ -72,10 +72,10 @@ __device__ static inline void store_words(X *at, const uint32_t (&x)[N]) {
     }
 }
 
-// Updates elements `at` .. at + N - 1. W, the type of weights: float; uint16_t for halves with
-// lower bits in `low`; bf16 for weights without, rounded at random. M, the type of moments: float,
-// or uint16_t for bf16. index: the first element's number. N = 1 uses adam_scalar(). N = 8 uses
-// adam_quick(); if an element is unusual, stores nothing and returns false.
+// Updates elements `at` .. at + N - 1. W is the weights' type: float; uint16_t if their lower
+// halves are in `low`; bf16 if they have none and are rounded at random. M is the moments' type:
+// float; or uint16_t, for bf16. index: the first element's number. N = 1 uses adam_scalar(). N = 8
+// uses adam_quick(); if an element is unusual, stores nothing and returns false.
 template <int N, typename W, typename M>
 __device__ static inline bool adam_elements(W *w, uint16_t *low, M *m, M *v, const void *grad,
                                             bool grad_is_half, size_t at, const AdamStep *s,
@@ -114,9 +114,9 @@ __device__ static inline bool adam_elements(W *w, uint16_t *low, M *m, M *v, con
     return true;
 }
 
-// One thread takes eight elements that start at a multiple of eight: together, if all are in the
-// run, the arenas are aligned, and all numbers are usual; else one by one, as far as they are in
-// the run. The unit of work is a block of threads.
+// A thread takes eight elements that start at a multiple of eight. It updates them together if all
+// are in the run, the arenas are aligned, and all numbers are usual; else it updates those in the
+// run one by one. The unit of work is a block of threads.
 template <typename W, typename M>
 __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const void *grad,
                                           bool grad_is_half, bool aligned,
@@ -155,7 +155,7 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
             LAUNCH(kernel, blocks, ADAM_THREADS, 0, stream, (W *)w, low, (M *)m, (M *)v, grad, \
                    grad_is_half, addresses % 16 == 0, batch, *step); \
         } while (0)
-        using Rounded = std::conditional_t<HALF_IS_FP16, uint16_t, bf16>;  // not in fp16
+        using Rounded = std::conditional_t<HALF_IS_FP16, uint16_t, bf16>;  // fp16: not used
         if (step->master_bf16 && step->moments_bf16) ADAM_LAUNCH(Rounded, uint16_t);
         else if (step->master_bf16) ADAM_LAUNCH(Rounded, float);
         else if (low != NULL && step->moments_bf16) ADAM_LAUNCH(uint16_t, uint16_t);
@@ -210,8 +210,8 @@ static inline void norm_block_sums_gpu(const void *grad, bool is_half, const Ada
     }
 }
 
-// One warp adds up one run of NORM_RUN sums, with all loads under way at once. Sum number i is
-// sums[order[i]], or sums[i] if order is NULL.
+// One warp adds up NORM_RUN neighbouring sums, a run of the norm, with all loads under way at once.
+// Sum number i is sums[order[i]], or sums[i] if order is NULL.
 __global__ static void norm_runs_kernel(double *runs, const double *sums, const uint32_t *order,
                                         size_t count) {
     const size_t run = blockIdx.x * (size_t)NORM_WARPS + threadIdx.x / 32;
@@ -229,7 +229,7 @@ __global__ static void norm_runs_kernel(double *runs, const double *sums, const 
     if (threadIdx.x % 32 == 0) runs[run] = sum;
 }
 
-// One warp loads the sums of 32 runs at a time; each lane adds up all 32, in order.
+// One warp adds up the runs' sums: it loads 32 at a time, and each lane adds up all 32, in order.
 __global__ static void norm_total_kernel(double *total, const double *runs, size_t count) {
     double sum = 0;
     for (size_t first = 0; first < count; first += 32) {

@@ -12,8 +12,8 @@
 //     dk[u]    = sum over the group and t of ds[t,u] q[t] / sqrt(HS)
 //     dq[t]    = sum over u of ds[t,u] k[u] / sqrt(HS)
 //
-// begins (B, T): the first token of the row that each token sees: the begin of its document or, if
-// later, of its window. Within a row these numbers never fall. NULL: all are 0.
+// begins (B, T): for each token, the first token of its row that it sees: the begin of its document
+// or, if later, of its window. Within a row, begins never decreases. begins NULL: all are 0.
 //
 // No (T, T) matrix is ever in memory. Going through the keys, a row needs only the largest score m
 // so far, the sum l of exp(s - m), and the sum o of exp(s - m) v. When a new key raises m to m', l
@@ -24,9 +24,9 @@
 // The plain kernels below compute this for any storage type and head size, one warp per row. The
 // flash kernels compute it for bf16 and f16 and head sizes that are multiples of 8 up to 128, with
 // tiles in shared memory and the matrix instructions of the tensor cores:
-//   - A block of four warps owns a tile of rows: queries; in the dk/dv kernel, keys. It streams
-//     tiles of the other side (keys; queries) through shared memory. Each warp has rows of its
-//     own, so warps exchange nothing (Dao, "FlashAttention-2", 2023).
+//   - A block of four warps owns a tile of queries, and streams tiles of keys and values through
+//     shared memory; in the dk/dv kernel it owns keys and streams queries. Each warp has rows of
+//     its own, so warps exchange nothing (Dao, "FlashAttention-2", 2023).
 //   - The next streamed tile is copied while this one is used: two stages, one barrier each.
 //   - Scores stay in registers: the layout in which one matrix instruction leaves its result is the
 //     one in which the next takes its left operand. For that the dk/dv kernel computes scores
@@ -36,17 +36,17 @@
 // dout, k or q, and out, dq, dk, dv once in the end; the sum l adds p before rounding. In f16 a
 // p below 2^-14 keeps fewer digits, and one below 2^-25 none; the row's largest p so far is 1.
 //
-// No atomics. The gradients of keys and of queries are sums over different axes. So there are two
-// kernels, and both compute the scores: 7 products of a tile instead of 5. In exchange each sum has
-// one fixed order, and the same launch always gives the same bits.
+// There are no atomic additions. The gradients of keys and of queries are sums over different axes,
+// so two kernels compute them, and both compute the scores: 7 products per tile instead of 5. In
+// exchange each sum has one fixed order, and the same launch always gives the same bits.
 //
 // Groups. A block of the dk/dv kernel owns keys of one key head and streams the queries of the
 // whole group, head after head: keys and values are read once, dk and dv stay in registers, and
-// their order of summation is that of the heads. In the forward and the dq kernel a block owns
-// queries of one head: 128 rows of several heads would stream as many keys as 128 rows of one head.
-// The heads of a group run at once, so that all but the first find their keys in the L2 cache. The
-// dk/dv kernel has NKV / NH times as many blocks, each with more work. If these are too few for a
-// GPU, a block takes a part of a group, and a kernel adds up the parts (attention_parts()).
+// are summed in the order of the heads. In the forward and the dq kernel a block owns queries of
+// one head: 128 rows of several heads would stream as many keys as 128 rows of one head. The heads
+// of a group run at once, so that all but the first find their keys in the L2 cache. The dk/dv
+// kernel has NKV / NH times as many blocks, each with more work. If these blocks are too few for a
+// GPU, each takes a part of a group, and a kernel adds up the parts (attention_parts()).
 #ifndef TIDE_ATTENTION_CUH
 #define TIDE_ATTENTION_CUH
 #include "queue.cuh"
@@ -63,9 +63,9 @@
 typedef struct {
     unsigned B, T, NH, NKV, HS;
     unsigned group;               // number of query heads that share a key head
-    unsigned part;                // how many of these one block sums for dk and dv
+    unsigned part;                // query heads of a group that one block sums for dk and dv
     unsigned width, keys, pitch;  // channels of the query heads, of the key heads, of a row of qkv
-    float scale, scale2;          // factors of scores, for powers of e and of 2
+    float scale, scale2;          // factors of scores: for exp(x), and for 2^x
 } AttentionShape;
 
 static AttentionShape attention_shape(size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
@@ -134,8 +134,8 @@ __global__ static void attention_queries_plain_kernel(X *result, float *lse, con
                                                       const int32_t *begins, AttentionShape s) {
     __shared__ float shared_weights[PLAIN_WARPS][32];
     const size_t T = s.T, HS = s.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NH, T)
-    if (row >= s.B * s.NH * T) return;  // whole warps; the block has no barrier
+    const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // number in (B, NH, T)
+    if (row >= s.B * s.NH * T) return;  // the whole warp returns; the block has no barrier
     const size_t t = row % T, h = row / T % s.NH, b = row / T / s.NH;
     const X *q = qkv + (b * T + t) * s.pitch + h * HS;
     const X *d = FORWARD ? NULL : dout + (b * T + t) * s.width + h * HS;
@@ -152,7 +152,7 @@ __global__ static void attention_queries_plain_kernel(X *result, float *lse, con
                 const float new_max = fmaxf(max, warp_max(score)), rescale = expf(max - new_max);
                 p = expf(score - new_max);
                 max = new_max;
-                sum = sum * rescale + p;  // this lane's keys
+                sum = sum * rescale + p;  // over this lane's keys
                 for (int j = 0; j < PLAIN_CHANNELS; j++) acc[j] *= rescale;
             } else if (u <= t) {
                 plain_score(&p, &ds, q, k + u * s.pitch, v + u * s.pitch, d, lse[row], delta[row],
@@ -181,7 +181,7 @@ __global__ static void attention_keys_plain_kernel(X *dqkv, const float *delta,
                                                             AttentionShape s) {
     __shared__ float shared_p[PLAIN_WARPS][32], shared_ds[PLAIN_WARPS][32];
     const size_t T = s.T, HS = s.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // of (B, NKV, T)
+    const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // number in (B, NKV, T)
     if (row >= s.B * s.NKV * T) return;
     const size_t u = row % T, kv = row / T % s.NKV, b = row / T / s.NKV;
     const size_t at_k = (b * T + u) * s.pitch + (s.NH + kv) * HS;
@@ -217,7 +217,7 @@ template <typename X>
 __global__ static void attention_delta_kernel(float *delta, const X *dout, const X *out,
                                               unsigned rows, AttentionShape s) {
     const unsigned T = s.T, NH = s.NH, HS = s.HS, N = HS % Pack<X>::N == 0 ? Pack<X>::N : 1;
-    const unsigned i = (blockIdx.x * blockDim.x + threadIdx.x) / 8;  // of (B, T, NH)
+    const unsigned i = (blockIdx.x * blockDim.x + threadIdx.x) / 8;  // number in (B, T, NH)
     const unsigned n = i / NH, h = i % NH, b = n / T, t = n % T;
     float sum = 0;
     if (i < rows)
@@ -234,8 +234,8 @@ __global__ static void attention_delta_kernel(float *delta, const X *dout, const
 // Computes d (16, 8) += a (16, 16) b (16, 8), for a and b of X = bf16 or f16. With g = i / 4 and c
 // = 2 (i % 4), lane i holds these elements:
 //   d: [g][c], [g][c+1], [g+8][c], [g+8][c+1]
-//   a: pairs in a row, from [g][c], [g+8][c], [g][c+8], [g+8][c+8] on, the first in the low half
-//   b: pairs in a column, from [c][g], [c+8][g] on
+//   a: pairs in a row that begin at [g][c], [g+8][c], [g][c+8], [g+8][c+8]; low half: the first
+//   b: pairs in a column that begin at [c][g] and [c+8][g]
 template <typename X>
 __device__ static inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                           uint32_t b1) {
@@ -304,12 +304,12 @@ template <int D> __device__ static inline int tile_step(int at, int row0, int k)
 // Afterwards every thread must commit and wait, and the block must meet at a barrier.
 template <int D, int ROWS, typename X>
 __device__ static inline void tile_load(X *tile, const X *x, int pitch, int rows, int HS) {
-    enum { CHUNKS = D % 64 == 0 ? 8 : 4, STEP = FLASH_THREADS / CHUNKS };  // a pass: STEP rows
+    enum { CHUNKS = D % 64 == 0 ? 8 : 4, STEP = FLASH_THREADS / CHUNKS };  // STEP rows at once
     const int row0 = threadIdx.x / CHUNKS, chunk0 = threadIdx.x % CHUNKS;
     X *const to0 = tile + tile_at<D>(row0, chunk0);
     const X *const from0 = x + (int64_t)row0 * pitch + chunk0 * 8;
     UNROLL for (int row = 0; row < ROWS; row += STEP)
-        UNROLL for (int chunk = 0; chunk < D / 8; chunk += CHUNKS) {  // permuted like the first
+        UNROLL for (int chunk = 0; chunk < D / 8; chunk += CHUNKS) {  // next CHUNKS: permuted alike
             X *const to = to0 + row * D + chunk * 8;
             const bool inside = row0 + row < rows && chunk0 + chunk < HS / 8;
             __pipeline_memcpy_async(to, from0 + (int64_t)row * pitch + chunk * 8, 16,
@@ -395,7 +395,7 @@ __device__ static inline int fragment_column(int n, int e) {
     return 8 * n + threadIdx.x % 4 * 2 + e % 2;
 }
 
-// Reduce over the four lanes that share a row of a score matrix
+// Return the maximum and the sum over the four lanes that share a row of a score matrix
 __device__ static inline float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
@@ -405,10 +405,10 @@ __device__ static inline float row_sum(float x) {
     return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// Returns how many heads run at once, so that the rows that they stream fit the L2 cache: query
-// heads, which stream the keys and values of their groups; or, of_keys, parts of groups, which
-// stream queries and dout. The heads are cut into as few runs as possible, of equal size: a short
-// last run would begin its longest tiles while other multiprocessors are at their last.
+// Returns how many heads run at once, so that the rows that they stream fit in the L2 cache. These
+// are query heads, which stream the keys and values of their groups; if of_keys, parts of groups,
+// which stream queries and dout. The heads run in as few rounds as possible, of equal size: a short
+// last round would begin its longest tiles while other multiprocessors are at their last.
 static unsigned flash_at_once(AttentionShape s, bool of_keys) {
     const size_t channels = of_keys ? s.part * s.HS : s.HS;
     const size_t heads = of_keys ? s.B * s.NH / s.part : s.B * s.NKV;
@@ -421,15 +421,15 @@ static unsigned flash_at_once(AttentionShape s, bool of_keys) {
 // The flash kernels
 
 // Sizes. A warp owns MI times 16 rows, and each read of the streamed tile serves all of them. With
-// MI = 1 shared memory is busier than the tensor cores; but dk and dv of large heads leave no
-// registers for MI = 2. A multiprocessor holds two blocks of 128 threads with up to 255 registers,
-// or three with up to 168: enough for heads of 64 in forward; dq would spill some. No kernel needs
-// more than 96 KiB of shared memory, which a block may have on every GPU since sm_80; an H100 has
-// room for two such blocks, an A100 for two of 80 KiB. SMALL takes 48 KiB, with fewer rows owned,
-// or fewer streamed at a time, for heads of 128 on a multiprocessor of 100 KiB (sm_86, sm_89,
-// sm_120), which has no room for two blocks of 64 KiB. The bits are the same: rows are independent,
-// and sums add 16 terms at a time. QUERY_: sizes of blocks that own queries and stream keys
-// (forward, dq). KEY_: sizes of blocks that own keys and stream queries (dk, dv).
+// MI = 1, reads of shared memory take longer than the tensor cores; but dk and dv of large heads
+// leave no registers for MI = 2. A multiprocessor holds two blocks of 128 threads with up to 255
+// registers in a thread, or three with up to 168. 168 suffice in forward for heads of 64; dq would
+// move some to memory. No kernel needs more than 96 KiB of shared memory, which a block may have on
+// every GPU since sm_80; an H100 has room for two such blocks, an A100 for two of 80 KiB. SMALL is
+// for heads of 128 on a multiprocessor of 100 KiB (sm_86, sm_89, sm_120), which has no room for two
+// blocks of 64 KiB: a block takes 48 KiB, and owns or streams fewer rows at a time. The bits are
+// the same: rows are independent, and sums add 16 terms at a time. QUERY_: sizes of blocks that own
+// queries and stream keys (forward, dq). KEY_: of blocks that own keys and stream queries (dk, dv).
 #define QUERY_MI(SMALL) ((SMALL) ? 1 : 2)
 #define QUERY_KEYS(FORWARD, SMALL) ((SMALL) && !(FORWARD) ? 16 : 32)
 #define KEY_MI(D) ((D) <= 64 ? 2 : 1)
@@ -437,8 +437,8 @@ static unsigned flash_at_once(AttentionShape s, bool of_keys) {
 #define FLASH_SMALL(D, shared) ((D) == 128 && (shared) < 132u << 10)
 
 // Returns into how many parts a group is divided for dk and dv: the fewest that make 512 blocks,
-// enough for an H100 or H200 (almost four for each of 132 multiprocessors), if their sums fit in
-// `room` floats. Another number of parts gives other bits, so no property of the GPU decides.
+// enough for an H100 or H200 (almost four for each of 132 multiprocessors), if the parts' sums fit
+// in `room` floats. Another number of parts gives other bits, so no property of the GPU decides.
 static unsigned attention_parts(AttentionShape s, size_t room) {
     const size_t blocks = (size_t)ceil_div(s.T, 64 * KEY_MI(s.HS)) * s.B * s.NKV, enough = 512;
     unsigned parts = 1;
@@ -447,9 +447,9 @@ static unsigned attention_parts(AttentionShape s, size_t room) {
     return parts;
 }
 
-// Returns the head of a block, and sets *tile. Blocks are counted in runs of at_once heads. Within
-// a run the tiles with the most work are first (tile `tiles` - 1 of every head, then tile `tiles` -
-// 2, ...), so that the last blocks to start are the shortest.
+// Returns the head of a block, and sets *tile. Blocks take at_once heads at a time. Of these heads,
+// the tiles with the most work come first (tile `tiles` - 1 of every head, then tile `tiles` - 2,
+// ...), so that the last blocks to start are the shortest.
 __device__ static inline unsigned block_work(unsigned *tile, unsigned block, unsigned tiles,
                                              unsigned heads, unsigned at_once) {
     const unsigned first = block / (tiles * at_once) * at_once;
@@ -459,11 +459,11 @@ __device__ static inline unsigned block_work(unsigned *tile, unsigned block, uns
     return first + i % in_run;
 }
 
-// A tile of rows: of a query head; or of a key head, then `head` is a part's first query head.
+// A tile of rows of a query head; or of a key head: then `head` is the first query head streamed.
 typedef struct {
     unsigned head;        // number of the query head, in (B, NH)
-    unsigned at_q, at_k;  // begin in a row of the query head, and of the key head
-    unsigned at_row;      // begin of the sequence in (B, T)
+    unsigned at_q, at_k;  // where in a row of qkv the query head begins, and the key head
+    unsigned at_row;      // the sequence's first row, in (B, T)
     int first, rows;      // the tile's first row; rows from there to the sequence's end
 } FlashWork;
 
@@ -487,7 +487,7 @@ __device__ static inline FlashWork flash_work(int tile_rows, bool of_keys, Atten
     return w;
 }
 
-// Starts the copies of ROWS rows of x and y, from row0 on, into stage j % 2 of (2, 2, ROWS, D).
+// Starts to copy ROWS rows of x and y, from row0 on, to stage j % 2. stages: (2, x and y, ROWS, D).
 template <int D, int ROWS, typename X>
 __device__ static inline void stage_load(X *stages, int j, const X *x, int x_pitch, const X *y,
                                          int y_pitch, int row0, size_t T, int HS) {
@@ -496,13 +496,13 @@ __device__ static inline void stage_load(X *stages, int j, const X *x, int x_pit
     tile_load<D, ROWS>(to + ROWS * D, y + (int64_t)row0 * y_pitch, y_pitch, (int)T - row0, HS);
 }
 
-// With PACKED, `begins` says from where on a row sees the rows before it. A block does not load
-// tiles that none of its rows may see; a warp skips tiles that none of its rows may see; tiles of
-// which a row sees a part are masked. Without PACKED, none of this is in the machine code.
+// With PACKED, begins[t] is the first row that row t sees. A block does not load tiles that none of
+// its rows sees; a warp skips tiles that none of its rows sees; a tile is masked if a row sees only
+// some of it. Without PACKED, none of this is in the machine code.
 
-// Masks the scores of the warp's rows with keys, from key0 on, that they may not see. first: the
-// tile's first row. APART chooses between two equal conditions: nvcc has registers for one of them
-// in the forward kernel, for the other in the dq kernel.
+// Masks scores for which the warp's row does not see the key. Columns are the keys from key0 on.
+// first: the first row of the block's tile. APART chooses between two equal conditions: nvcc has
+// registers only for the one in the forward kernel, and only for the other in the dq kernel.
 template <bool APART, int MI, int NB>
 __device__ static inline void mask_unseen(float (&s)[MI][NB][4], const int32_t *begin, int key0,
                                           int first, int row0) {
@@ -521,8 +521,8 @@ __device__ static inline void mask_unseen(float (&s)[MI][NB][4], const int32_t *
         }
 }
 
-// Masks the scores of queries with later keys. The warp's rows are queries, from row0 on, and the
-// columns are keys, from column0 on; with KEYS, rows are keys and columns queries.
+// Masks scores whose key is later than the query. Rows, from row0 on, are the warp's queries, and
+// columns, from column0 on, are keys; with KEYS, rows are keys and columns are queries.
 template <bool KEYS, int MI, int NB>
 __device__ static inline void mask_future(float (&s)[MI][NB][4], int row0, int column0) {
     if (KEYS ? column0 >= row0 + 16 * MI - 1 : column0 + 8 * NB - 1 <= row0) return;
@@ -533,8 +533,8 @@ __device__ static inline void mask_future(float (&s)[MI][NB][4], int row0, int c
     }
 }
 
-// Adds a tile of values to the warp's rows of o, weighted by p, which replaces the scores s. max: a
-// row's largest q . k so far, without the scale. sum: this lane's part of the sum of p.
+// Replaces the scores s by p, and adds the tile's values, weighted by p, to the warp's rows of o.
+// max: a row's largest q . k so far, without the scale. sum: this lane's part of the sum of p.
 template <int D, int MI, int NB, typename X>
 __device__ static inline void softmax_tile(float (&o)[MI][D / 8][4], float (&max)[MI][2],
                                            float (&sum)[MI][2], float (&s)[MI][NB][4],
@@ -563,7 +563,7 @@ __device__ static inline void softmax_tile(float (&o)[MI][D / 8][4], float (&max
     tile_accumulate<D>(o, s, v_tile);
 }
 
-// Replaces s = q . k by p, and dp by ds without its factor. scale2 and lse2 are for powers of 2.
+// Replaces s = q . k by p, and dp by ds. scale2, lse2: scale and lse times log2(e), for 2^x.
 __device__ static inline void score_gradient(float &s, float &dp, float scale2, float lse2,
                                              float delta) {
     s = exp2_fast(fmaf(s, scale2, -lse2));
@@ -590,7 +590,7 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
     const X *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
     const X *k = qkv + (size_t)w.at_row * shape.pitch + w.at_k, *v = k + shape.keys;
     if (PACKED) begins += w.at_row + first;
-    if (PACKED && threadIdx.x < ROWS)  // rows past the end copy the last row's
+    if (PACKED && threadIdx.x < ROWS)  // rows past the end take the last row's begin
         begin[threadIdx.x] = begins[(int)threadIdx.x < rows ? (int)threadIdx.x : rows - 1];
     const int key_end = first + (rows < ROWS ? rows : ROWS), tiles = (key_end + KEYS - 1) / KEYS;
 
@@ -600,7 +600,7 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
     FOR_FRAGMENTS(m, n, D / 8, e) acc[m][n][e] = 0;
     UNROLL for (int m = 0; m < MI; m++)
         UNROLL for (int r = 0; r < 2; r++) {
-            max[m][r] = PACKED ? -1e30f : -INFINITY;  // a row's first tiles may be masked
+            max[m][r] = PACKED ? -1e30f : -INFINITY;  // finite: its first tiles may be masked
             sum[m][r] = 0;
             if (FORWARD) continue;
             const int row = row0 + fragment_row(m, 2 * r);
@@ -675,7 +675,7 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
     X *const v_tile = k_tile + ROWS * D;                    // (ROWS, D)
     X *const stages = v_tile + ROWS * D;                    // (2, q and dout, QUERIES, D)
     float *const statistics = reinterpret_cast<float *>(stages + 4 * QUERIES * D);
-    enum { STATISTICS = PACKED ? 3 : 2 };  // (2, lse and delta and, if PACKED, begins, QUERIES)
+    enum { STATISTICS = PACKED ? 3 : 2 };  // (2, STATISTICS, QUERIES) of lse, delta, begins
     const int row0 = threadIdx.x / 32 * 16 * MI, HS = (int)shape.HS;
     FlashWork w = flash_work(ROWS, true, shape, at_once);
     const size_t T = shape.T, width = shape.width;
@@ -693,8 +693,8 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
 
     float dk[MI][D / 8][4], dv[MI][D / 8][4];
     FOR_FRAGMENTS(m, n, D / 8, e) dk[m][n][e] = dv[m][n][e] = 0;
-    // Starts the copies of a tile of head w.head into stage j % 2. Queries past the end have begin
-    // T, and q, dout, lse, delta 0: then p is finite, ds is 0, and dk and dv do not change.
+    // Starts the copies of a tile of head w.head into stage j % 2. For queries past the end, begin
+    // is T, and q, dout, lse, delta are 0: then p is finite, ds is 0, and dk and dv do not change.
     const auto load_queries = [&](int j, int tile) {
         const int query0 = first + tile * QUERIES;
         const X *q = qkv + (size_t)w.at_row * shape.pitch + w.at_q;
@@ -800,7 +800,7 @@ template <typename X> static size_t flash_shared(AttentionShape s, bool plain) {
     return plain || sizeof(X) != 2 || s.HS % 8 > 0 || s.HS > 128 ? 0 : multiprocessor_shared();
 }
 
-// Picks a flash kernel for heads padded to D channels; ...: its other template arguments.
+// Picks a flash kernel for heads padded to D channels. `...`: its other template arguments.
 #define FLASH_KERNEL(kernel, D, small, ...) \
     ((D) == 32 ? kernel<32, __VA_ARGS__, false> : (D) == 64 ? kernel<64, __VA_ARGS__, false> \
      : (D) == 96 ? kernel<96, __VA_ARGS__, false> \
@@ -858,12 +858,12 @@ static void attention_keys(X *dqkv, const float *delta, const X *dout, const flo
            32 * PLAIN_WARPS, 0, stream, dqkv, delta, dout, lse, qkv, begins, s);
 }
 
-// Computes attention; plain: always by the plain kernels (tests).
+// Computes attention. plain: always uses the plain kernels (for tests).
 template <typename X>
 static void attention_forward(X *out,        // (B, T, NH HS)
                               float *lse,    // (B, NH, T)
                               const X *qkv,  // (B, T, (NH + 2 NKV) HS): queries, keys, values
-                              const int32_t *begins,  // (B, T), or NULL
+                              const int32_t *begins,  // (B, T); NULL: all are 0
                               AttentionShape s, cudaStream_t stream, bool plain = false) {
     GPU_TAKES(stream, 2.0 * s.width * s.B * s.T * s.T, gpu_attention);  // without masked scores
     attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash_shared<X>(s, plain),

@@ -8,12 +8,12 @@
 //     attention_cached()   the attention of one row
 //
 // A layer's cache is (window, 2, NKV HS): a row has the token's key heads, then its value heads.
-// Heads of one group share them (attention.cuh), so the cache has key heads only.
+// The query heads of a group share one key head and one value head (attention.cuh).
 #ifndef TIDE_CACHE_CUH
 #define TIDE_CACHE_CUH
 #include "kernels.cuh"
 
-// A kernel, because cudaMemcpy2DAsync() would wait for a copy engine.
+// This is a kernel, because cudaMemcpy2DAsync() would wait for a copy engine.
 template <typename X>
 __global__ static void cache_store_kernel(X *cache, const X *qkv, size_t all, AttentionShape s) {
     const size_t i = grid_thread(), row = 2 * s.keys;
@@ -29,13 +29,13 @@ static void cache_store(X *cache,      // (rows, 2, NKV HS)
            qkv, all, s);
 }
 
-// A block takes a query head. With splits > 1 it takes one of `splits` equal parts of the cached
-// rows, and stores its largest score and sums, which attention_merge_kernel() adds up. First, a
-// team of eight lanes takes AHEAD keys, whose loads are under way together. Then a thread takes a
-// run of channels of every `groups`-th value, AHEAD values at once; neighbouring threads read
-// neighbouring bytes. Loads after the last row read the last row again, and the result is ignored:
-// with a branch each load would wait for the one before. Scores, softmax and sums are in fp32; the
-// order of each sum depends on the shape and on the number of rows alone.
+// A block takes a query head. If splits > 1, it takes only one of `splits` equal parts of the
+// cached rows, and stores the part's largest score and sums, which attention_merge_kernel() adds
+// up. First, each team of eight lanes takes AHEAD keys at a time, whose loads are under way
+// together. Then each thread takes W channels of every `groups`-th value, AHEAD values at once;
+// neighbouring threads read neighbouring bytes. Loads after the last row read the last row again,
+// and the result is ignored: with a branch each load would wait for the one before. Scores, softmax
+// and sums are in fp32; the order of each sum depends on the shape and on the number of rows alone.
 enum { CACHED_THREADS = 512, CACHED_TEAM = 8, CACHED_AHEAD = 4 };
 
 template <typename X, int W>
@@ -73,7 +73,7 @@ attention_cached_kernel(X *out, float *parts, const X *q, const X *cache, Attent
             if (u < seen && lane == 0) weights[u] = dot[a] * s.scale;
         }
     }
-    max = block_max(max);  // its barriers also order the weights
+    max = block_max(max);  // its barriers also let all threads see the weights
     for (unsigned u = threadIdx.x; u < seen; u += CACHED_THREADS) {
         weights[u] = expf(weights[u] - max);
         sum += weights[u];
@@ -111,7 +111,7 @@ attention_cached_kernel(X *out, float *parts, const X *q, const X *cache, Attent
     parts[1] = sum;
 }
 
-// A block takes a query head, and adds up its parts of `parts` (NH, splits, 2 + HS), in order.
+// A block takes a query head, and adds up its `splits` parts in order. parts: (NH, splits, 2 + HS).
 template <typename X>
 __global__ static void attention_merge_kernel(X *out, const float *parts, unsigned HS,
                                               unsigned splits) {
@@ -128,13 +128,13 @@ __global__ static void attention_merge_kernel(X *out, const float *parts, unsign
     }
 }
 
-// Computes attention of one row. A part has at least as many rows as a block takes at once, and at
-// least HS + 2: so scratch, with a float for each row and head, has room for all parts.
+// Computes attention of one row. A part has at least the rows that a block takes at once, and at
+// least HS + 2: so scratch, a float for each row and head, has room for HS + 2 floats a part.
 template <typename X>
 static void attention_cached(X *out,          // (NH HS)
                              float *scratch,  // (seen, NH)
                              const X *qkv,    // ((NH + 2 NKV) HS): of the newest token
-                             const X *cache,  // (seen, 2, NKV HS): its own row is the last
+                             const X *cache,  // (seen, 2, NKV HS); the newest row is last
                              size_t seen, AttentionShape s, cudaStream_t stream) {
     enum { W = Pack<X>::N };
     const auto kernel = s.HS % W == 0 ? attention_cached_kernel<X, W>

@@ -23,14 +23,14 @@
 static_assert((int)LAYER_TENSORS <= (int)BATCH_MOST, "one launch has all tensors of a layer");
 enum { COLUMNS_THREADS = 256, COLUMNS_EACH = 16 };  // a block's threads; a thread's loads under way
 
-// Columns of a matrix (rows, cols), in `slots` slots; packed they are (rows, slots). Slots are cut
-// into strips of one width, at most COLUMNS_THREADS; the last may be narrower. A block takes `band`
-// rows of a strip at once, as many as it has threads for. To sum all columns, each block of rows
-// writes a row of sums (blocks, cols) at packed_at of scratch memory; slots, width, band are 0.
+// Columns of a matrix (rows, cols); a slot is a column of the packed matrix (rows, slots). Slots
+// are cut into strips of equal width, at most COLUMNS_THREADS; the last may be narrower. A block
+// takes `band` rows of a strip at once, as many as it has threads for. If all columns are summed,
+// the sums of each block of rows (blocks, cols) begin at packed_at; slots, width and band are 0.
 typedef struct {
     size_t at;         // begin of the matrix in its segment of an arena
     size_t packed_at;  // begin of its packed elements
-    size_t column_at;  // place of slot 0 in the list of columns
+    size_t column_at;  // index of slot 0 in the list of columns
     unsigned rows, cols, strips;
     unsigned slots, width, band;
 } ColumnsWork;
@@ -45,8 +45,8 @@ static ColumnsWork columns_matrix(const ZenMap *map, const ZenSegment *s, const 
     return w;
 }
 
-// Lists the chosen columns of a segment's tensors, or the rest. A unit of work is a block of
-// threads, which takes COLUMNS_EACH bands of a strip.
+// Lists the chosen columns of a segment's tensors or, if `rest`, the late ones. A unit of work is a
+// block of threads, which takes COLUMNS_EACH bands of a strip.
 static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool rest) {
     const ZenSegment *s = &map->segment[segment];
     Batch<ColumnsWork> batch;
@@ -77,7 +77,7 @@ __device__ static inline To columns_convert(From x) {
     else return weight_from<To>(to_f32(x));
 }
 
-// Copies a thread's elements, one of each band: all at once, or one by one at the matrix's end.
+// Copies a thread's elements, one of each band: loads all first; at the matrix's end, one by one.
 template <bool PACKS, typename To, typename From>
 __device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
                                            const From *__restrict__ from, size_t ahead_from,
@@ -96,7 +96,7 @@ __device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
 }
 
 // Packs columns of matrices (PACKS), or unpacks them. A thread has one slot, and one row of each of
-// COLUMNS_EACH bands, from `row` on.
+// COLUMNS_EACH bands; the first of these rows is `row`.
 template <bool PACKS, typename To, typename From>
 __global__ static void __launch_bounds__(COLUMNS_THREADS)
 columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_arena,
@@ -118,10 +118,10 @@ columns_move_kernel(void *__restrict__ to_arena, const void *__restrict__ from_a
         columns_copy<PACKS>(to + at, ahead, from + packed_at, packed_ahead, left, w.band);
 }
 
-// Packs the chosen columns of all tensors of a segment, or the rest, from an arena into `to`; or,
-// without `packs`, unpacks them, and writes no other columns. Numbers are floats or halfX (for
-// rounding, see columns_convert()). Both pointers are the segment's first element. column: ZenMap's
-// list, on the GPU. Gaps are not written.
+// Packs the chosen columns of all tensors of a segment or, if `rest`, the late ones, from an arena
+// into `to`. Without `packs`, unpacks them, and writes no other columns and no gaps. Numbers are
+// floats or halfX (rounding: columns_convert()). One pointer is to the segment's first element in
+// the arena, the other to its first packed one. column: ZenMap's list of columns, on the GPU.
 static void columns_move_gpu(bool packs, void *to, bool to_half, const void *from, bool from_half,
                              const ZenMap *map, int segment, bool rest, const int32_t *column,
                              cudaStream_t stream) {
@@ -140,8 +140,8 @@ static void columns_move_gpu(bool packs, void *to, bool to_half, const void *fro
 // ---------------------------------------------------------------------------------------------
 // 3. The update of the chosen columns
 
-// Makes an AdamW step for a segment's chosen columns; p, m, v and grad are packed. Then writes the
-// new weights into arena_part, unless that is NULL. *step says how p, m and v are stored.
+// Makes an AdamW step for a segment's chosen columns; p, m, v and grad are packed. Then, if
+// arena_part is not NULL, writes the new weights into it. *step says how p, m and v are stored.
 template <typename X>
 static void columns_adam_gpu(X *arena_part, void *p, void *m, void *v, const void *grad,
                              bool grad_is_half, const ZenMap *map, int segment,
@@ -167,8 +167,8 @@ static void columns_adam_gpu(X *arena_part, void *p, void *m, void *v, const voi
 
 enum { COLUMNS_STRIP = 128 };
 
-// Lists the work of both kernels on a segment's matrices with chosen and late columns. Returns how
-// many ZenSum of scratch memory it takes.
+// Lists the matrices of a segment with both chosen and late columns, as work for the two kernels.
+// Returns how many ZenSum of scratch memory this work needs.
 static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsWork> *blocks,
                               Batch<ColumnsWork> *strips) {
     const ZenSegment *s = &map->segment[segment];
@@ -212,7 +212,7 @@ columns_block_sums_kernel(ZenSum *__restrict__ scratch, const void *__restrict__
     #pragma unroll 16
     for (unsigned row = 0; row < rows; row++) {
         const double x = to_f32(grad[(size_t)row * w.cols]);
-        sum.squares += x * x;  // x * x is exact: fusing changes nothing
+        sum.squares += x * x;  // exact in double: a fused multiply-add gives the same
         sum.magnitudes += fabs(x);
     }
     scratch[w.packed_at + (size_t)b * w.cols + j] = sum;
@@ -237,8 +237,8 @@ columns_sums_kernel(float *__restrict__ norms, float *__restrict__ magnitudes,
     magnitudes[w.column_at + j] = (float)sum.magnitudes;
 }
 
-// Computes zen_sums() of every matrix of a segment with both kinds of columns into sums (2, mixed).
-// arena_part: the segment's gradient, float or halfX. scratch: columns_scratch().
+// Computes zen_sums() into sums (norms, magnitudes) for each matrix of a segment with both kinds of
+// columns. arena_part: the segment's gradient, float or halfX. scratch: columns_scratch() ZenSum.
 static void columns_sums_gpu(float *sums, ZenSum *scratch, const void *arena_part, bool is_half,
                              const ZenMap *map, int segment, cudaStream_t stream) {
     Batch<ColumnsWork> blocks, strips;

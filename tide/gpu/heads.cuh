@@ -1,6 +1,6 @@
 // heads.cuh: the heads above the last layer: logits and their loss, or the loss of labels.
 //   gpt2_head()        a language model's head and loss, forward and backward
-//   gpt2_classify()    the same for labels; classify_kernel: also for both signs of zeroth order
+//   gpt2_classify()    the same for labels (zeroth order uses its kernel as well, with both signs)
 //   gpt2_loss()        the loss, on the host
 #ifndef TIDE_HEADS_CUH
 #define TIDE_HEADS_CUH
@@ -20,9 +20,9 @@ __device__ static inline void zo_perturbed4(float w[4], const floatX *theta, con
     }
 }
 
-// Does gpt2_classify() of train_gpt2.c: a block takes a sequence, whose normalised rows are in x
-// (B, T, C). If grad_scale is not 0, also writes the gradients of the logits, slopes (B,
-// TASK_LABELS), and of x, dx; else both are NULL.
+// Computes gpt2_classify() of train_gpt2.c. A block takes a sequence, whose normalised rows are in
+// x (B, T, C). If grad_scale is not 0, also writes the gradient of the logits to slopes (B,
+// TASK_LABELS), and the gradient of x to dx; else slopes and dx are NULL.
 __global__ static void classify_kernel(float *losses, float *right, float *slopes, floatX *dx,
                                        const floatX *x, const int32_t *where, const floatX *head,
                                        ZoConfig c, Words words, int tensor, uint32_t step,
@@ -85,11 +85,11 @@ __global__ static void classify_backward_kernel(float *dhead, const float *slope
     dhead[(size_t)words.word[k] * C + i] = sum;
 }
 
-// Queues head and loss, in chunks of rows. Adds share (1 / micro-batches of the step) times the
-// mean loss to g->loss; without `accumulate`, overwrites g->loss. grad_scale: 1 / (tokens of the
-// whole step); then the head's backward pass is queued as well: g->branch = the gradient of ln_f,
-// and the head's weight gradient (head_in_place()). 0: no backward pass. all_logits (N, Vp): host
-// memory for a copy of the logits, or NULL.
+// Queues head and loss, in chunks of rows. Adds share times the mean loss to g->loss or, without
+// `accumulate`, overwrites g->loss by it. share: 1 / (micro-batches of the step). grad_scale: 1 /
+// (tokens of the whole step), or 0. If it is not 0, also queues the head's backward pass, which
+// writes the gradient of ln_f to g->branch, and the head's weight gradient (see head_in_place()).
+// all_logits (N, Vp): host memory for a copy of the logits, or NULL.
 static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
                       float *all_logits) {
     const size_t C = config_embed(&g->config), V = g->config.vocab, Vp = g->config.vocab_padded;
@@ -117,10 +117,10 @@ static void gpt2_head(GPT2 *g, float grad_scale, double share, bool accumulate,
     compute_span(g, NULL, 0);
 }
 
-// Queues the head for labels, as gpt2_classify() of train_gpt2.c: it predicts which of g->words is
-// next at one position of each sequence, its target's. Arguments and results are gpt2_head()'s;
-// grad_scale is 1 / (sequences of the whole step). If it is 0, g->loss[1] becomes the number of
-// sequences whose right word is the likeliest.
+// Queues the head for labels, as gpt2_classify() of train_gpt2.c does: at one position of each
+// sequence it predicts which of g->words is next. Arguments and results are those of gpt2_head(),
+// but grad_scale is 1 / (sequences of the whole step), or 0. If it is 0, g->loss[1] becomes the
+// number of sequences whose right word is the likeliest.
 static void gpt2_classify(GPT2 *g, float grad_scale, double share, bool accumulate) {
     const size_t C = config_embed(&g->config), B = g->B, T = g->T;
     const bool trains = grad_scale != 0;

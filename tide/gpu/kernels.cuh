@@ -9,15 +9,15 @@
 //   residual_forward, accumulate_gradient, round_gradient    sums of tensors
 //
 // The functions are those of train_gpt2.c, for X = float, bf16 or f16 in memory and fp32 in
-// registers. Each is a kernel and a launcher, which takes the arguments of the CPU's function, then
-// scratch memory if it needs some, then the stream. All pointers are device memory. A result is
-// rounded to X once, when it is complete. Gradients of weights are those of one micro-batch: the
-// kernels overwrite them, and accumulate_gradient() adds micro-batches up.
+// registers. Each consists of a kernel and a function that launches it and takes the arguments of
+// the CPU's function, then scratch memory if it needs some, then the stream. All pointers are
+// device memory. A result is rounded to X once, when it is complete. Gradients of weights are of
+// one micro-batch: kernels overwrite them, and accumulate_gradient() adds micro-batches up.
 //
 // For almost all kernels, moving bytes takes longer than arithmetic. So they read every byte once,
-// in packs of 16 bytes, with many loads under way. C, F and the start of every row must be whole
-// packs. Grids depend on the shapes alone, and the order of sums on the grid alone: so the same
-// call gives the same bits, on any GPU.
+// in packs of 16 bytes, with many loads under way. C and F must be multiples of a pack's elements,
+// and every row must begin at a multiple of 16 bytes. Grids depend only on the shapes, and the
+// order of a sum only on the grid: so the same call gives the same bits on any GPU.
 #pragma once
 #include "attention.cuh"
 #include "matmul.cuh"
@@ -27,7 +27,7 @@
 
 enum { BLOCK_THREADS = 256, BLOCK_WARPS = BLOCK_THREADS / 32 };
 
-// For kernels in which each thread takes one pack: the blocks for n elements; a thread's number.
+// If each thread takes one pack: return the number of blocks for n elements, and a thread's number.
 template <typename X> static unsigned pack_blocks(size_t n) {
     return ceil_div(n / Pack<X>::N, BLOCK_THREADS);
 }
@@ -36,7 +36,7 @@ __device__ static inline size_t grid_thread(void) {
     return blockIdx.x * (size_t)blockDim.x + threadIdx.x;
 }
 
-// Loads a run of W channels of a head: a pack, or one channel if heads are not whole packs.
+// Loads W channels of a head: a pack; or, if half a head is no multiple of a pack, one (W = 1).
 template <int W, typename X> __device__ static inline int4 load_run(const X *p) {
     if constexpr (W > 1) return load_bits(p);
     Pack<X> one = {};
@@ -46,13 +46,13 @@ template <int W, typename X> __device__ static inline int4 load_run(const X *p) 
     return bits;
 }
 
-// Makes the compiler take *b for new bits: it computes from them anew, and keeps no old results.
+// Makes the compiler believe that *b has changed, so that it drops all that it computed from *b.
 __device__ static inline void forget(int4 *b) {
     asm volatile("" : "+r"(b->x), "+r"(b->y), "+r"(b->z), "+r"(b->w));
 }
 
-// Adds to sum a pack of columns of rows begin, begin + step, ... below last, in this order. The
-// array begins at `column` and has `width` columns. rows, if not NULL: the numbers of the rows.
+// For one pack of columns, adds rows begin, begin + step, ... below last to sum, in this order.
+// column: the pack in row 0. width: elements per row. If rows is not NULL, adds row rows[i] for i.
 template <typename X>
 __device__ static inline void sum_rows(float (&sum)[Pack<X>::N], const X *column, size_t width,
                                        const int32_t *rows, size_t begin, size_t last,
@@ -72,7 +72,7 @@ __device__ static inline void sum_rows(float (&sum)[Pack<X>::N], const X *column
     }
 }
 
-// Adds up the warps of a block, in order, after each lane of each warp has summed a pack of
+// Adds up the sums of a block's warps, in order: each lane of each warp has summed one pack of
 // columns. Thread i gets the block's sum of column i, if i < 32 * Pack<X>::N. blockDim must be
 // BLOCK_THREADS. Has one barrier; a kernel calls it once.
 template <typename X> __device__ static inline float fold_warps(const float (&sum)[Pack<X>::N]) {
@@ -121,7 +121,7 @@ __global__ static void partial_sum_kernel(X *out, X *second, X *third, const flo
 
 // --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t - begins[b,t]] ----------------------------
 //
-// wte or wpe may be NULL: then out is the other one's row alone.
+// If wte or wpe is NULL, out is the row of the other table alone.
 
 template <typename X>
 __global__ static void encoder_forward_kernel(X *out, const int32_t *tokens, const int32_t *begins,
@@ -144,7 +144,7 @@ __global__ static void encoder_forward_kernel(X *out, const int32_t *tokens, con
 template <typename X>
 static void encoder_forward(X *out,                 // (B, T, C)
                             const int32_t *tokens,  // (B, T)
-                            const int32_t *begins,  // (B, T), or NULL: as on the CPU
+                            const int32_t *begins,  // (B, T); NULL: all are 0
                             const X *wte,           // (V, C)
                             const X *wpe,           // (context, C)
                             size_t B, size_t T, size_t C, cudaStream_t stream) {
@@ -153,9 +153,9 @@ static void encoder_forward(X *out,                 // (B, T, C)
            tokens, begins, wte, wpe, index_32(B * T * (C / Pack<X>::N)), (unsigned)T, C);
 }
 
-// Rows with the same token add to the same row of dwte, in one order: the rows of a micro-batch are
-// sorted by token, and a block of threads, or a warp for few rows, sums the rows of one token.
-// Positions are sorted, too, if rows are packed.
+// Rows with the same token add to the same row of dwte, so the order of these additions is fixed:
+// the rows of a micro-batch are sorted by token, and one block of threads (for few rows, one warp)
+// sums all rows of a token. If rows are packed, they are also sorted by position.
 typedef struct {
     const int32_t *rows;   // (N)           the rows 0 .. N-1 by token; equal tokens in row order
     const int32_t *first;  // (groups + 1)  begin of each token's group in rows; first[groups] = N
@@ -184,9 +184,9 @@ static TokenOrder token_order(int32_t *rows, int32_t *first, int32_t *count, con
     return order;
 }
 
-// Sums the rows of each token for 32 packs of channels, and adds the sums to dwte; or stores them
-// in `out`. A block takes a large group, or each of its warps a small one; both add in one order.
-// tokens NULL: group i is position i (none has more rows than the one before).
+// Sums the rows of each token, 32 packs of channels (a slice) at a time. Adds the sums to dwte, or,
+// if out is not NULL, stores them there. A large group takes a block, a small one a warp of a
+// block. tokens NULL: group i is position i, as no position has more rows than the one before it.
 template <typename X>
 __global__ static void encoder_backward_wte_kernel(float *dwte, X *out, const X *dout,
                                                    const int32_t *tokens, TokenOrder order,
@@ -231,10 +231,10 @@ __global__ static void encoder_backward_wpe_kernel(X *dwpe, const X *dout, size_
     store_pack(dwpe + i, total);
 }
 
-// Adds the gradients of tokens to dwte (V, C), in fp32, which has the gradient of a tied head; or
-// overwrites the tokens' rows of `rounded` (V, C). Overwrites the positions' rows of dwpe: 0 .. T -
-// 1, or, for packed rows, those of `places`. order: token_order() of the tokens, on the device.
-// places: that of the positions, or no groups. A gradient whose pointer is NULL is not computed.
+// Adds the gradients of tokens to dwte (V, C), which is fp32 and has a tied head's gradient; or, if
+// rounded (V, C) is not NULL, overwrites its rows of these tokens. Overwrites rows 0 .. T - 1 of
+// dwpe or, if rows are packed, the rows in `places`. order: token_order() of the tokens; places: of
+// the positions, or empty. Both are on the device. Skips a gradient that is NULL.
 template <typename X>
 static void encoder_backward(float *dwte, X *rounded, X *dwpe, const X *dout,
                              const int32_t *tokens, TokenOrder order, TokenOrder places, size_t B,
@@ -257,7 +257,7 @@ static void encoder_backward(float *dwte, X *rounded, X *dwpe, const X *dout,
 
 // --- layer normalisation (Ba et al. 2016): out = (x - mean) / sqrt(var + eps) * w + b --------
 //
-// If mean is NULL, RMS norm, as on the CPU: b and db are NULL, and the kernels' RMS is true.
+// mean NULL: this is the RMS norm, as on the CPU, without b and db; RMS is true in the kernels.
 //
 // A team of warps holds a row in registers, at most four packs in each thread. So the row is read
 // once, although the variance is computed after the mean. If one warp holds a row, a block has
@@ -277,9 +277,9 @@ __device__ static inline float team_sum(float x, unsigned team) {
     return team == 32 ? warp_sum(x) : block_sum(x);
 }
 
-// Normalises the rows of inp; or, if add is not NULL, of inp + add, rounded as by
-// residual_forward(), which it also stores in `residual`. The multiply-adds are spelled out,
-// because the bits must be the same with `add` and without.
+// Normalises the rows of inp, if add is NULL; else the rows of inp + add. Rounds this sum as
+// residual_forward() does, and stores it in `residual`. fmaf() is written out, because the bits
+// must be the same with `add` and without.
 template <typename X, bool RMS>
 __global__ static void __launch_bounds__(1024)
 layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X *inp, const X *add,
@@ -287,7 +287,7 @@ layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X 
     const size_t packs = C / Pack<X>::N;
     const unsigned i = threadIdx.x % team;
     const size_t n = blockIdx.x * (size_t)(blockDim.x / team) + threadIdx.x / team;
-    if (n >= N) return;  // whole warps; never if the team is a block
+    if (n >= N) return;  // whole warps return; none, if the team is a block
     int4 row[ROW_PACKS], more[ROW_PACKS];
     float sum = 0, squares = 0, mu = 0;
     FOR_PACKS(k) {
@@ -356,19 +356,19 @@ static void layernorm_forward(X *out, float *mean, float *rstd,  // (N, C), (N),
     residual_layernorm_forward<X>(NULL, out, mean, rstd, inp, NULL, w, b, N, C, eps, stream);
 }
 
-// Each block takes a run of rows, and each of its teams every `teams`-th row. A thread has the same
-// columns in every row. It sums dinp, dw and db over its rows in shared memory, in CELLS cells of
-// 16 bytes for each of its packs, which only this thread uses until the end. If HELD, two of these
-// sums are in registers until the end, and their cells receive the next row while this row is
-// computed: so two blocks fit on a multiprocessor. Very wide rows need blocks so large that no
-// registers are left: then all sums are in cells, and rows are read from global memory.
+// Each block takes neighbouring rows, and each of its teams every `teams`-th of them. A thread has
+// the same columns in every row. It sums dinp, dw and db over its rows in shared memory, in CELLS
+// cells of 16 bytes for each of its packs; only this thread uses them until the end. If HELD, two
+// of these sums are in registers until the end. Meanwhile their cells hold the row: after a pack of
+// it is used, the next row's is loaded. So two blocks fit on a multiprocessor. Very wide rows need
+// blocks so large that no registers are left: all sums are in cells, rows in global memory.
 enum { HELD_THREADS = 256 };
 template <typename X, bool HELD, bool RMS> struct LayernormBackward {
     enum {
         MAX_THREADS = HELD ? HELD_THREADS : sizeof(X) == 4 ? 768 : 512,  // limited by registers
         QUADS = Pack<X>::N / 4,
         SUMS = RMS ? 2 : 3,
-        ROW = (SUMS - 2) * QUADS,  // number of the first cell of the row's three packs
+        ROW = (SUMS - 2) * QUADS,  // from this cell on: a row's packs of dout, inp, dinp
         CELLS = ROW + (QUADS == 1 ? 3 : 2 * QUADS)
     };
 };
@@ -381,7 +381,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
                           unsigned rows, unsigned team) {
     typedef LayernormBackward<X, HELD, RMS> As;
     extern __shared__ __align__(16) float cells[];
-    __shared__ float2 part[2][32];  // a sum of each warp, for even and odd rounds
+    __shared__ float2 part[2][32];  // d_mean and d_dot of each warp, for even and for odd rounds
     enum { QUADS = As::QUADS, SUMS = As::SUMS, SHARED = HELD ? SUMS - 2 : SUMS };
     const unsigned packs = C / Pack<X>::N, teams = blockDim.x / team;
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -393,7 +393,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
         return (Pack<float> *)cells + (k * As::CELLS + c) * stride + thread;
     };
     Pack<float> held[HELD ? ROW_PACKS * QUADS : 1][2];
-    const auto sum = [&](int k, int q, int of) {  // for quad q of this thread's k-th pack
+    const auto sum = [&](int k, int q, int of) {  // finds sum `of` (dinp, dw, db) of 4 channels
         return of < SHARED ? cell(k, of * QUADS + q, threadIdx.x)
                            : &held[k * QUADS + q][of - SHARED];
     };
@@ -401,7 +401,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
     const auto from = [&](int a, unsigned n, int k) {
         return arrays[a] + (size_t)(n * packs + i + k * team) * Pack<X>::N;
     };
-    const auto fetch = [&](unsigned n, int k) {  // this thread's k-th pack of a row
+    const auto fetch = [&](unsigned n, int k) {  // starts to load this thread's k-th pack of row n
         if (n >= last) return;
         if (k == 0 && !RMS) next_mu = mean[n];
         if (k == 0) next_r = rstd[n];
@@ -419,7 +419,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
     unsigned parity = 0;
     for (unsigned first = begin; first < last; first += teams) {
         const unsigned n = first + mine;
-        const bool active = n < last;  // else: only takes part in barriers, shuffles
+        const bool active = n < last;  // else: the thread only takes part in barriers, shuffles
         const float mu = next_mu, r = next_r;
         __pipeline_commit();
         __pipeline_wait_prior(0);
@@ -463,7 +463,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
                     dx.x[j] += (dnorm - d_mean - norm[j] * d_dot) * r;
                 }
                 int4 bits = narrow<X>(dx);
-                forget(&bits);  // else nvcc rounds each number twice, in a pair and alone
+                forget(&bits);  // else nvcc rounds twice: in pairs to store, alone to sum
                 store_bits((X *)from(2, n, k), bits);
                 fetch(n + teams, k);
                 dx = widen<X>(bits);
@@ -480,7 +480,7 @@ layernorm_backward_kernel(X *dinp, float *partial /* (blocks, 3, C) */, const X 
             for (int of = SHARED; of < SUMS; of++)
                 *cell(k, of * QUADS + q, threadIdx.x) = *sum(k, q, of);
     __syncthreads();
-    for (int c = mine; c < SUMS * QUADS; c += teams)  // add up the teams
+    for (int c = mine; c < SUMS * QUADS; c += teams)  // adds up the teams' sums
         FOR_PACKS(k) {
             Pack<float> total = {{0}};
             for (unsigned t = 0; t < teams; t++)
@@ -505,12 +505,12 @@ template <typename X, bool RMS = false> static size_t layernorm_backward_shared(
     return ceil_div(C / Pack<X>::N, team) * LayernormBackward<X, true, RMS>::CELLS * 16 * threads;
 }
 
-// Adds to dinp, which has the gradient of the residual stream around this layer. Overwrites dw, db
-// and dinp_sum (C), the column sums of dinp as stored: the gradient of a bias, that of the linear
-// layer whose output's gradient is dinp. dinp_sum NULL: layernorm_dinp_sum() makes it later.
-// scratch: layernorm_backward_scratch(N, C) floats. Ends the program if C is too large for a block:
-// above 16384 channels in bf16 (A100: 13312), 12288 in fp32 (10240); on GPUs whose blocks have 99
-// KiB of shared memory above 8192 in bf16, 6144 in fp32 (check_device()).
+// Adds the gradient of inp to dinp, which has the gradient of the residual stream around this
+// layer. Overwrites dw, db and dinp_sum (C). dinp_sum gets the column sums of the stored dinp: the
+// gradient of the bias of the linear layer whose output's gradient is dinp. If dinp_sum is NULL,
+// layernorm_dinp_sum() computes it later. scratch: layernorm_backward_scratch(N, C) floats. Ends
+// the program if C is above 16384 in bf16 (A100: 13312), 12288 in fp32 (A100: 10240); on GPUs whose
+// blocks have 99 KiB of shared memory, above 8192 in bf16, 6144 in fp32 (check_device()).
 template <typename X>
 static void layernorm_backward(X *dinp, X *dw, X *db, X *dinp_sum, float *scratch, const X *dout,
                                const X *inp, const X *w, const float *mean, const float *rstd,
@@ -528,7 +528,7 @@ static void layernorm_backward(X *dinp, X *dw, X *db, X *dinp_sum, float *scratc
     if (team > LayernormBackward<X, false, false>::MAX_THREADS)
         fail("backward of layer normalisation: %zu channels are too many", C);
     index_32(N * C / Pack<X>::N);  // the kernel counts packs in 32 bits
-    if (shared > 47 << 10) LET_SHARED(kernel, shared + 1024);  // its static part included
+    if (shared > 47 << 10) LET_SHARED(kernel, shared + 1024);  // 1024: its static part
     LAUNCH(kernel, ceil_div(N, rows), teams * team, shared, stream, dinp, scratch, dout, inp, w,
            mean, rstd, (unsigned)N, (unsigned)C, (unsigned)rows, team);
     X *const to[4] = {dinp_sum, dw, db, NULL};
@@ -547,19 +547,19 @@ static void layernorm_dinp_sum(X *dinp_sum, const float *scratch, size_t N, size
 
 // --- rotary positions (Su et al. 2021), and the norm of q and k: as on the CPU ----------------
 //
-// A team of lanes (a power of two) takes a head. Each half of a head is cut into runs of W
-// channels; lane i of the team has runs i, i + team, ... of both halves.
+// A team of lanes (a power of two) takes a head. Each half of a head is cut into runs, here W
+// neighbouring channels; lane i of the team has runs i, i + team, ... of both halves.
 
 enum { HEAD_MOST = 256 };  // channels of a head
 
-// A lane's part of a head: a run of the first half, the run of the second that rotates with it, ...
+// A lane's channels of a head: runs of the first half, each followed by the run rotated with it.
 template <int W> struct HeadPart {
     enum { N = W == 1 ? HEAD_MOST / 32 : 2 * W };
     float x[N];
 };
-typedef struct { unsigned i, team, half, end; } HeadLane;  // end: half; 0: no head
+typedef struct { unsigned i, team, half, end; } HeadLane;  // end: half, or 0 if there is no head
 
-// Loops over the runs k of a part; `at`: the channel of the half at which the run begins.
+// Loops over runs k of a HeadPart; `at`: the run's first channel, counted from its half's begin.
 #define FOR_RUNS(k, at) UNROLL for (unsigned k = 0, at = lane.i * W; \
     k < HeadPart<W>::N / W && at < lane.end; k++, at = (lane.i + k / 2 * lane.team) * W)
 
@@ -621,9 +621,9 @@ __global__ static void heads_forward_kernel(X *qkv, X *qk, float *qk_rstd, const
     store_part(y, part, lane);
 }
 
-// Computes backward with a norm. A block takes the heads of q (even blocks) or k (odd blocks) in a
-// run of rows; each of its teams takes every `teams`-th head. A lane sums the same channels in
-// each.
+// Computes backward with a norm. A block takes the heads of q (even blocks) or k (odd blocks) of
+// neighbouring rows; each of its teams takes every `teams`-th of these heads. In each head a lane
+// sums the same channels.
 template <typename X, int W>
 __global__ static void __launch_bounds__(BLOCK_THREADS)
 heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, s.HS) */, const X *qk,
@@ -639,7 +639,7 @@ heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, s.HS) */, const X *
     const HeadPart<W> w = load_part<X, W>(is_k ? k_norm_w : q_norm_w, lane);
     HeadPart<W> sum = {};
     for (unsigned first = 0; first < count; first += teams) {
-        const bool active = first + mine < count;  // else: only takes part in shuffles
+        const bool active = first + mine < count;  // else: the team only takes part in shuffles
         const unsigned n = begin + (first + mine) / heads;
         const unsigned h = is_k * s.NH + (first + mine) % heads;
         const unsigned t = !active ? 0 : n % s.T - (begins == NULL ? 0 : (unsigned)begins[n]);
@@ -672,7 +672,7 @@ heads_backward_kernel(X *dqkv, float *partial /* (blocks, 2, s.HS) */, const X *
     }
 }
 
-// Return the channels of a run, and the lanes of a team.
+// Return how many channels a run has, and how many lanes a team has.
 template <typename X> static unsigned head_run(size_t HS) {
     return HS % (2 * Pack<X>::N) == 0 ? Pack<X>::N : 1;
 }
@@ -683,7 +683,7 @@ template <typename X> static unsigned head_team(size_t HS) {
 }
 
 // Overwrites q and k in qkv, normalised (if q_norm_w is not NULL) and rotated. With a norm, first
-// copies q and k to qk, unless that is NULL. HS must be even; ends the program if HS exceeds
+// copies q and k to qk, unless qk is NULL. HS must be even; ends the program if HS exceeds
 // HEAD_MOST. sign -1 rotates back (heads_backward()).
 template <typename X>
 static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
@@ -691,7 +691,7 @@ static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
                           float *qk_rstd,  // (B, T, NH + NKV)
                           const X *q_norm_w, const X *k_norm_w,  // (HS), (HS)
                           const float *table,     // (T, HS/2, 2)
-                          const int32_t *begins,  // (B, T), or NULL
+                          const int32_t *begins,  // (B, T); NULL: all are 0
                           AttentionShape s, float eps, cudaStream_t stream, float sign = 1) {
     enum { W = Pack<X>::N };
     const bool packs = head_run<X>(s.HS) == W, norm = q_norm_w != NULL;
@@ -709,8 +709,8 @@ static size_t heads_backward_scratch(size_t N, size_t HS) {
     return most_blocks(N, 4, 512) * 2 * HS;
 }
 
-// Replaces in dqkv the gradient of the q and k that heads_forward() wrote by that of the q and k
-// that it read. Overwrites dq_norm_w and dk_norm_w.
+// dqkv has the gradients of the q and k that heads_forward() wrote. Replaces them by the gradients
+// of the q and k that it read. With a norm, overwrites dq_norm_w and dk_norm_w.
 template <typename X>
 static void heads_backward(X *dqkv, X *dq_norm_w, X *dk_norm_w, float *scratch, const X *qk,
                            const float *qk_rstd, const X *q_norm_w, const X *k_norm_w,
@@ -757,7 +757,7 @@ template <typename X> __device__ static inline float sigmoid(float z) {
     else return 1.0f / (1.0f + expf(-z));
 }
 
-// With a GATE, a row of inp is F channels of the gate, then F that it multiplies. all: out's packs.
+// If GATE, a row of inp is a gate of F channels, then F that the gate multiplies. all: out's packs.
 template <typename X, bool GATE>
 __global__ static void activation_forward_kernel(X *out, const X *inp, unsigned all, unsigned F,
                                                  int activation) {
@@ -791,7 +791,7 @@ __global__ static void gate_backward_kernel(X *d, const X *inp, unsigned all, un
     store_bits(d + at + F, narrow<X>(d_up));
 }
 
-// Computes out (N, F) from inp (N, F), or (N, 2F) with a gate. F must be whole packs.
+// Computes out (N, F) from inp (N, F) or, with a gate, (N, 2F). F: a multiple of a pack's elements.
 template <typename X>
 static void activation_forward(X *out, const X *inp, size_t N, size_t F, int activation,
                                cudaStream_t stream) {
@@ -802,11 +802,11 @@ static void activation_forward(X *out, const X *inp, size_t N, size_t F, int act
 }
 
 // Multiplies a pack of columns of d (N, width), in rows begin, begin + BLOCK_WARPS, ... below last,
-// by the slope at inp; adds the stored products to sum, in this order.
+// by the activation's slope at inp. Stores the products, and adds them to sum in this order.
 template <typename X>
 __device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X *inp, size_t width,
                                          int activation, size_t begin, size_t last) {
-    enum { AHEAD = 2 };  // rows loaded at once; with more, fewer threads have registers
+    enum { AHEAD = 2 };  // rows loaded at once; with more, registers suffice for fewer threads
     for (size_t first = begin; first < last; first += AHEAD * BLOCK_WARPS) {
         int4 bits_d[AHEAD], bits_x[AHEAD];
         UNROLL for (int k = 0; k < AHEAD; k++) {
@@ -817,7 +817,7 @@ __device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X
         UNROLL for (int k = 0; k < AHEAD; k++) {
             const size_t i = first + k * BLOCK_WARPS;
             if (i >= last) break;
-            const Pack<X> v = as_pack<X>(bits_x[k]);  // widen() takes registers: a block less fits
+            const Pack<X> v = as_pack<X>(bits_x[k]);  // widen() needs more registers: fewer blocks
             Wide<X> g = widen<X>(bits_d[k]);
             for (int j = 0; j < Pack<X>::N; j++) {
                 const float x = to_f32(v.x[j]);
@@ -830,7 +830,7 @@ __device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X
                 g.x[j] *= slope;
             }
             bits_d[k] = narrow<X>(g);
-            forget(&bits_d[k]);  // else the compiler keeps g beside it, in more registers
+            forget(&bits_d[k]);  // else the compiler also keeps the old g in registers
             store_bits(d + i * width, bits_d[k]);
             g = widen<X>(bits_d[k]);
             for (int j = 0; j < Pack<X>::N; j++) sum[j] += g.x[j];
@@ -840,8 +840,8 @@ __device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X
 
 // --- bias of a linear layer: db = sum over the rows of dout ----------------------------------
 
-// A block takes `rows` rows of 32 packs of columns, each warp every 8th row. With SLOPES, first
-// multiplies d by the activation's slope at inp.
+// A block takes `rows` rows of a slice, 32 packs of columns; each of its 8 warps takes every 8th
+// row. If SLOPES, first multiplies d by the activation's slope at inp.
 template <typename X, bool SLOPES>
 __global__ static void bias_backward_kernel(float *partial /* (splits, OC) */, X *d, const X *inp,
                                             int activation, size_t N, size_t OC, size_t rows,
@@ -859,13 +859,13 @@ __global__ static void bias_backward_kernel(float *partial /* (splits, OC) */, X
     if (threadIdx.x < width && column < OC) partial[split * OC + column] = total;
 }
 
-// Returns how many blocks share the rows of a slice, so that all slices together have about 2048.
+// Returns into how many blocks the rows of a slice are split: about 2048 blocks for all slices.
 static size_t bias_backward_splits(size_t OC) {
     const size_t slices = ceil_div(OC, 256);
     return slices < 2048 ? 2048 / slices : 1;
 }
 
-// Returns the floats of scratch of column_sums() for N rows or fewer; a larger OC may need less.
+// Returns the floats of scratch of column_sums() for at most N rows (a larger OC may need fewer).
 static size_t bias_backward_scratch(size_t N, size_t OC) {
     return most_blocks(N, 64, bias_backward_splits(OC)) * OC;
 }
@@ -883,7 +883,7 @@ static void column_sums(X *db, float *scratch, X *d, const X *inp, int activatio
                splits, OC, OC, OC);
 }
 
-// Overwrites db (OC). OC must be whole packs.
+// Overwrites db (OC) by the column sums of dout (N, OC). OC: a multiple of a pack's elements.
 template <typename X>
 static void bias_backward(X *db, float *scratch, const X *dout, size_t N, size_t OC,
                           cudaStream_t stream) {
@@ -912,10 +912,10 @@ static void matmul_forward(Matmul *lt, X *out, const X *inp, const X *w, const X
     gemm(lt, false, true, N, OC, C, inp, C, w, C, out, OC, (X *)b, false, stream);
 }
 
-// Overwrites dinp and dw, or (`adds`) adds to dw, which then is fp32. The rows of dinp (N, C) are
-// `pitch` apart. db, if not NULL: overwritten by the column sums of dout, in the epilogue of dw's
-// product or by bias_backward(). fc, if not NULL: inp is GELU of fc. Then the epilogue multiplies
-// dinp by GELU's slopes and the function returns true, unless activation_backward() has to do it.
+// Overwrites dinp and dw; or, if `adds`, adds to dw, which is fp32 then. The rows of dinp (N, C)
+// are `pitch` elements apart. If db is not NULL, overwrites it by dout's column sums, in the
+// epilogue of dw's product or by bias_backward(). If fc is not NULL, inp is GELU of fc: then the
+// epilogue multiplies dinp by GELU's slopes (returns true), or activation_backward() has to.
 template <typename X, typename D>
 static bool matmul_backward(Matmul *lt, X *dinp, size_t pitch, D *dw, const X *dout, const X *inp,
                             const X *w, size_t N, size_t C, size_t OC, cudaStream_t stream,
@@ -940,9 +940,9 @@ static bool matmul_backward(Matmul *lt, X *dinp, size_t pitch, D *dw, const X *d
 // columns V to Vp, by 0. The padding counts for nothing. A row whose target is -1 is not trained:
 // its loss and gradient are 0.
 
-// A block takes one row, and walks over it twice: for the maximum and the sum, which each thread
-// rescales whenever its maximum grows; then to write the gradient. exp(x - max) is computed as 2^(x
-// LOG2_E - bias): one multiply-add and one instruction. KEEPS: each thread keeps its packs in
+// A block takes one row, and walks over it twice. The first walk finds maximum and sum; a thread
+// rescales its sum whenever its maximum grows. The second writes the gradient. exp(x - max) is 2^(x
+// LOG2_E - bias): one multiply-add, one instruction. If KEEPS, each thread keeps its packs in
 // shared memory for the second walk, so that the row is read once.
 template <typename X, bool KEEPS>
 __global__ static void __launch_bounds__(1024)
@@ -960,7 +960,7 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets, float grad
         return;
     }
     const float target_logit = to_f32(z[target]);  // all threads read it before the first barrier
-    float max = -1e38f, sum = 0;  // finite, even times LOG2_E: infinity - infinity is NaN
+    float max = -1e38f, sum = 0;  // max LOG2_E must be finite, too: infinity - infinity is NaN
     #pragma unroll 4
     for (unsigned v = threadIdx.x * Pack<X>::N; v < (KEEPS ? Vp : V); v += stride) {
         const int4 bits = load_bits(z + v);
@@ -995,16 +995,16 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets, float grad
 // KiB of static memory, and CUDA takes 1 KiB.
 static bool two_blocks_fit(size_t shared) { return 2 * (shared + 2048) <= multiprocessor_shared(); }
 
-// Computes losses (N) of logits (N, Vp) and targets (N). Vp must be whole packs. A row is read once
-// if shared memory can keep it; else, or if `twice` (tests), twice, with the same bits.
+// Computes losses (N) of logits (N, Vp) and targets (N). Vp: a multiple of a pack's elements. Reads
+// a row once if shared memory can keep it; else, or if `twice` (tests), twice, with the same bits.
 template <typename X>
 static void crossentropy(float *losses, X *logits, const int32_t *targets, float grad_scale,
                          size_t N, size_t V, size_t Vp, cudaStream_t stream, bool twice = false) {
     const size_t threads = (size_t)ceil_div(Vp / Pack<X>::N, 32) * 32, row = Vp * sizeof(X);
     const bool keeps = !twice && grad_scale != 0 && two_blocks_fit(row);
-    const size_t shared = keeps ? row : sizeof(int4);  // the emulated GPU has no empty array
+    const size_t shared = keeps ? row : sizeof(int4);  // the emulated GPU has no empty arrays
     const auto kernel = keeps ? crossentropy_kernel<X, true> : crossentropy_kernel<X, false>;
-    LET_SHARED(kernel, shared + 1024);  // its static part included
+    LET_SHARED(kernel, shared + 1024);  // 1024: its static part
     LAUNCH(kernel, (unsigned)N, (unsigned)min_size(threads, 1024), shared, stream, losses, logits,
            targets, grad_scale, index_32(V), index_32(Vp));
 }
@@ -1026,7 +1026,7 @@ static void loss_accumulate(double *total, const float *losses, size_t N, double
 
 // --- sums of two tensors, element by element ---------------------------------------------------
 //
-// For residual branches, and gradients of several micro-batches. n must be a multiple of 8.
+// Adds residual branches, and gradients of several micro-batches. n must be a multiple of 8.
 
 // Computes out = in, or (ADDS) out += in: in fp32, rounded once.
 template <typename O, typename I, bool ADDS>
@@ -1062,7 +1062,7 @@ static void round_gradient(X *out, const float *in, size_t n, cudaStream_t strea
     LAUNCH(kernel, pack_blocks<X>(n), BLOCK_THREADS, 0, stream, out, in, n);
 }
 
-// Computes acc += g, in fp32; first: acc = g.
+// Computes acc += g in fp32 or, if `first`, acc = g.
 template <typename X>
 static void accumulate_gradient(float *acc, const X *g, size_t n, bool first,
                                 cudaStream_t stream) {

@@ -28,7 +28,6 @@
 #include "queue.cuh"
 #include "tune.cuh"
 
-// LT() checks each call of cuBLASLt.
 #define LT(call) lt_check((call), #call, __FILE__, __LINE__)
 
 static inline void lt_check(cublasStatus_t e, const char *call, const char *file, int line) {
@@ -42,29 +41,29 @@ template <> struct MatmulType<float> { typedef float type; enum { CUDA = CUDA_R_
 template <> struct MatmulType<bf16> { typedef bf16 type; enum { CUDA = CUDA_R_16BF }; };
 template <> struct MatmulType<f16> { typedef f16 type; enum { CUDA = CUDA_R_16F }; };
 
-// The last step of a product, its epilogue, has an operand `extra`. PLAIN: none. BIAS adds extra
-// (N) to each row. SLOPE multiplies the product by GELU's slope at extra (M, N), whose rows have
-// the output's pitch. SUMS stores the sums of op(A)'s rows in extra (M).
+// An epilogue is a product's last step, and `extra` is its operand. PLAIN: no epilogue. BIAS adds
+// extra (N) to each row. SLOPE multiplies the product by GELU's slope at extra (M, N), whose rows
+// have the output's pitch. SUMS stores the sums of op(A)'s rows in extra (M).
 enum { GEMM_PLAIN, GEMM_BIAS, GEMM_SLOPE, GEMM_SUMS };
 
 // The library's description of a shape, and the algorithm for it.
 typedef struct {
     MatmulShape shape;
-    bool none;                // no algorithm has this epilogue: the caller makes it itself
-    bool settled;             // --tune has been looked up for it
+    bool none;                // the library has no algorithm with this epilogue
+    bool settled;             // matmul_settle() has been called
     cublasLtMatmulDesc_t op;
     cublasLtMatrixLayout_t a, b, out;
     cublasLtMatmulAlgo_t algo;
 } MatmulPlan;
 
 enum { MATMUL_PLANS = 128, MATMUL_ALIGNMENT = 16 };
-#define MATMUL_WORKSPACE ((size_t)32 << 20)  // what NVIDIA recommends for Hopper, and enough before
+#define MATMUL_WORKSPACE ((size_t)32 << 20)  // NVIDIA's advice for Hopper; older GPUs need less
 
 typedef struct {
     cublasLtHandle_t handle;
     cublasLtMatmulPreference_t preference;
     void *workspace;          // MATMUL_WORKSPACE bytes
-    uint32_t alignment;       // the largest alignment that is looked at, in bytes
+    uint32_t alignment;       // matmul_alignment() finds alignments up to this, in bytes
     size_t made;              // plans so far; the newest MATMUL_PLANS of them are kept
     Tune tune;
     MatmulPlan plans[MATMUL_PLANS];
@@ -129,8 +128,8 @@ static inline void matmul_extra(const MatmulPlan *p, const void *extra) {
                               : CUBLASLT_MATMUL_DESC_BIAS_POINTER, &extra, sizeof extra);
 }
 
-// Describes a shape to the library and asks for an algorithm. If there is none, prints so for SLOPE
-// and SUMS, and ends the program for other epilogues.
+// Describes a shape to the library and asks for an algorithm. If there is none, ends the program
+// or, for the epilogues SLOPE and SUMS, prints a message.
 static inline void matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) {
     const cublasOperation_t op_a = s->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_b = s->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -178,7 +177,7 @@ static inline void matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) 
     p->algo = found.algo;
 }
 
-// Returns the plan for a shape, from the table or made now, even if there is no algorithm. A
+// Returns the plan for a shape: from the table, or a new one, made even if there is no algorithm. A
 // training run has some twenty shapes, so the first step makes all plans.
 static inline MatmulPlan *matmul_find(Matmul *lt, const MatmulShape *s) {
     for (size_t i = 0; i < lt->made && i < MATMUL_PLANS; i++)
@@ -218,9 +217,9 @@ static double matmul_seconds(const Matmul *lt, const MatmulPlan *p,
     return status == CUBLAS_STATUS_SUCCESS ? seconds / n : INFINITY;
 }
 
-// Measures the heuristic's algorithms for a plan, in turn, and takes the one with the least median,
-// if this is at least 1 % less than the first algorithm's. Leaves the result of one of them in
-// `out`. Before the first plan the GPU works for 0.2 s, so that its clocks are those of a busy GPU.
+// Measures the heuristic's algorithms for a plan, in turn. *best becomes the one with the least
+// median time, or the first, if no other is at least 1 % faster. `out` keeps the result of one of
+// them. Before the first plan the GPU works for 0.2 s, so that its clocks are those of a busy GPU.
 static void matmul_measure(Matmul *lt, const MatmulPlan *p, const MatmulOperands *x, Tuned *best) {
     enum { CANDIDATES = 16, ROUNDS = 7 };
     cublasLtMatmulHeuristicResult_t found[CANDIDATES];
@@ -248,8 +247,9 @@ static void matmul_measure(Matmul *lt, const MatmulPlan *p, const MatmulOperands
     }
 }
 
-// Settles the algorithm of a plan by --tune. A product that is added to a sum takes the algorithm
-// of the sum's first part: measuring would add to the sum.
+// Sets a plan's algorithm to the one in the file of --tune, or to the fastest that is measured. A
+// product that is added to a sum is not measured, because that would add to the sum: it takes the
+// algorithm of the sum's first product.
 static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
     Tuned mine = {p->shape, p->algo, 0, 0, 0};
     mine.shape.accumulate = 0;
@@ -274,16 +274,16 @@ static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
     p->algo = known->algo;
 }
 
-// Computes out (M, N) = op(A) (M, K) op(B) (K, N), or out += op(A) op(B) with `accumulate`. A is
-// stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b; all row-major,
-// lda, ldb, ldo elements from row to row. extra: the epilogue's operand; NULL: no epilogue. Does
-// nothing and returns false if the library has no algorithm with GEMM_SLOPE or GEMM_SUMS for the
-// shape, and always with these in fp32, where the library's tanh has only 11 good bits (seen on an
-// H200): the caller makes them in a pass of its own. `accumulate` needs an fp32 output and no
-// epilogue: with 16 bits the library rounds the product before it adds (seen with cuBLASLt 13.0 on
-// an H200). O is X, or float for sums that are not to be rounded. Sizes are at least 1. Rows of
-// 16-bit types should begin at multiples of 16 bytes: else products are slow, or the program ends
-// for lack of an algorithm. out must overlap no operand.
+// Computes out (M, N) = op(A) (M, K) op(B) (K, N); if `accumulate`, adds this product to out. A is
+// stored (M, K) or, if trans_a, (K, M); B is stored (K, N) or, if trans_b, (N, K). All are
+// row-major, with lda, ldb, ldo elements from row to row. extra: the epilogue's operand; extra
+// NULL: no epilogue. Does nothing and returns false if the library has no algorithm with GEMM_SLOPE
+// or GEMM_SUMS for the shape, and always with these in fp32, where the library's tanh has only 11
+// good bits (seen on an H200): then the caller does the epilogue's work itself. `accumulate` needs
+// an fp32 output and no epilogue: into 16 bits, the library rounds the product before it adds it
+// (seen with cuBLASLt 13.0 on an H200). O is X, or float if sums are not to be rounded. Sizes are
+// at least 1. Rows of 16-bit types should begin at multiples of 16 bytes: else products are slow,
+// or the program ends for lack of an algorithm. out must overlap no operand.
 template <typename X, typename O>
 static bool gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                  const X *a, size_t lda, const X *b, size_t ldb, O *out, size_t ldo,

@@ -1,18 +1,18 @@
 // tune.cuh: a file (--tune) with the algorithm of each matrix product. All later runs use an
 // algorithm that was measured once, so they compute the same bits.
-//   tune_open()   reads FILE, if it exists and is of this device
+//   tune_open()   reads the file, if it exists and is of this device and library
 //   tune_find()   finds the algorithm of a shape
-//   tune_add()    adds one, and writes the file anew
-//   tune_print()  prints what is new
+//   tune_add()    adds an algorithm, and writes the whole file anew
+//   tune_print()  prints how many products have been measured or are missing, if it is new
 // matmul.cuh measures. An algorithm is 64 bytes that only the library understands; a file may keep
 // them for the same version of the library (cuBLAS documentation, cublasLtMatmulAlgo_t). So the
-// file names the device and the library, and runs with others do not use it.
+// file names the device and the library, and is not used with another device or library.
 #ifndef TIDE_TUNE_CUH
 #define TIDE_TUNE_CUH
 #include "gpu.cuh"
 #include <cublasLt.h>
 
-// All that an algorithm may depend on. Shapes are compared byte by byte: clear one, then fill it.
+// All that an algorithm may depend on. Shapes are compared bytewise: set all bytes to 0 before use.
 typedef struct {
     size_t M, N, K, lda, ldb, ldo;
     int trans_a, trans_b, type, out_type, epilogue, accumulate;
@@ -20,19 +20,19 @@ typedef struct {
 } MatmulShape;
 
 typedef struct {
-    MatmulShape shape;           // accumulate is 0: all parts of a sum use one algorithm
+    MatmulShape shape;           // accumulate is 0: all products of a sum use one algorithm
     cublasLtMatmulAlgo_t algo;
-    int number;                  // the algorithm's in the heuristic's list, from 0
+    int number;                  // the algorithm's index in the heuristic's list
     double us, first_us;         // times of this algorithm and of the first in the list
 } Tuned;
 
 typedef struct {
     const char *file;            // NULL: no --tune
     bool measures;               // products that are not in the file are measured
-    char device[320];            // the file's first line
+    char device[320];            // the file's first line: names the device and the library
     Tuned *list;
     int count, measured;         // numbers of entries; of entries that this run has added
-    int missing, told;           // products that it lacks; entries and lacks printed so far
+    int missing, told;  // products that the file lacks; measured + missing at the last print
     uint64_t seal;               // the hash of the file's contents; 0: no file
 } Tune;
 
@@ -88,8 +88,8 @@ static void tune_add(Tune *t, const Tuned *tuned) {
     if (!replace_close(f, t->file, &err)) fail("--tune: %s", err.text);
 }
 
-// Opens the file of --tune; NULL: none. measures: products that the file lacks are measured and
-// added. Reports a file of another device or library, and does not use it; refuses a damaged file.
+// Opens the file of --tune (file NULL: none). measures: products that it lacks are measured, added.
+// Reports and ignores a file of another device or library; ends the program if it is damaged.
 static void tune_open(Tune *t, const char *file, bool measures) {
     cudaDeviceProp device;
     int number = 0;
