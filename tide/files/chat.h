@@ -29,7 +29,7 @@ typedef struct {
     const struct ChatFormat *format;
     const Tokenizer *t;
     int32_t begin;                  // the token that begins every conversation; -1: none
-    int32_t ids[5];                 // of format->tokens; the first one ends a turn
+    int32_t ids[5];                 // the ids of format->tokens; ids[0] ends a turn
     bool has_template;              // the model's files have a chat template
     bool tools;                     // the template has turns of tools
     bool drops;                     // the template leaves out an empty system message
@@ -47,9 +47,9 @@ typedef struct {
     Tokens out;
     char *piece;                    // [length] the bytes behind the last special token
     size_t length;
-    size_t read;                    // the first bytes of the piece: they are not trained
+    size_t read;                    // how many bytes at the piece's start are not trained
     bool trained;                   // the next bytes and the next special token are trained
-    bool strips;                    // the last special token takes the white space behind it
+    bool strips;                    // white space after the last special token is left out
 } ChatWriter;
 
 enum {
@@ -112,7 +112,7 @@ static void chat_bytes(ChatWriter *w, const char *text, size_t n) {
     if (!w->trained) w->read = w->length;
 }
 
-// Writes a literal of at most 255 bytes, whose special tokens are those of the format.
+// Writes a literal of at most 255 bytes. The names of format->tokens in it become special tokens.
 static void chat_put(ChatWriter *w, const char *format, ...) {
     const char *const *tokens = w->chat->format->tokens;
     char literal[256];
@@ -167,7 +167,7 @@ static const char *chat_behind(const char *s, const char *end, const char *mark)
     return s;
 }
 
-// Is an answer after the user's last question? A <tool_response> from the user is no question.
+// Is `answer` after the user's last question? A <tool_response> from the user is no question.
 static bool qwen3_thinks(const ChatWriter *w, const ChatMessage *answer) {
     static const char open[] = "<tool_response>", close[] = "</tool_response>";
     bool behind = false;
@@ -223,7 +223,7 @@ static void write_llama3(ChatWriter *w, const ChatMessage *m) {
 }
 
 // Mistral's formats: [INST] S\n\nU[/INST] A</s>. The system message S is in the user's first or
-// last turn, or in front: [SYSTEM_PROMPT] S[/SYSTEM_PROMPT]. Spaces only with CHAT_SPACED.
+// last turn, or in front: [SYSTEM_PROMPT] S[/SYSTEM_PROMPT]. Only CHAT_SPACED formats have spaces.
 static void write_mistral(ChatWriter *w, const ChatMessage *m) {
     const int rules = w->chat->format->rules;
     const char *space = rules & CHAT_SPACED ? " " : "";
@@ -428,7 +428,7 @@ static void added_hide(const Tokenizer *t, int32_t id) {
 static const ChatFormat *chat_find(const Tokenizer *t, int asked, const char *text, Error *err) {
     static const char *const others[] = {"<｜User｜>", "[SYSTEM_PROMPT]", "<|user|>", "</think>",
                                          "<start_of_turn>", "<|im_sep|>", "[INST]", ""};
-    const bool inst = tokenizer_added(t, "[INST]") != TOKENIZER_NONE;  // CHAT_FIRST needs text
+    const bool inst = tokenizer_added(t, "[INST]") != TOKENIZER_NONE;  // then CHAT_FIRST never fits
     int other = 0;
     if (asked != CHAT_AUTO) return &chat_formats[asked - 1];
     for (const ChatFormat *f = chat_formats; f < chat_formats + CHAT_FORMATS; f++)
@@ -596,7 +596,7 @@ static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, si
 // ---------------------------------------------------------------------------------------------
 // For other programs
 
-// Finds an added token's content as the files have it.
+// Returns an added token's text, as it is in the files.
 static const char *chat_name(const Chat *chat, int32_t id) {
     const AddedToken *a = added_token(chat->t, id);
     return a != NULL ? a->name : "";
