@@ -209,7 +209,7 @@ static bool segment_has_phase(const Loader *l, const TokenSegment *s) {
 }
 
 // Returns how many sequences of T + 1 tokens a segment has in an epoch. A sequence's last token is
-// the next one's first. The phase, 0 to T - 1, is skipped in front: counts what fits after each.
+// the next one's first. A phase skips up to T - 1 tokens first: the number is that for T - 1.
 static size_t segment_sequences(const Loader *l, const TokenSegment *s) {
     if (s->count <= l->T) return 0;
     return (segment_has_phase(l, s) ? s->count - l->T : s->count - 1) / l->T;
@@ -286,8 +286,8 @@ static bool loader_sequence(const Loader *l, uint64_t position, size_t vocab, in
     return true;
 }
 
-// Returns a hash by which a resumed run recognises its data: of all tokens, or, for a file of more
-// than 2^30 bytes, of about 1,024 blocks spread over it, and of its end.
+// Returns a hash by which a resumed run recognises its data. If a file has more than 2^30 bytes,
+// only about 1,024 blocks, spread over the file, and its end are hashed.
 static uint64_t data_hash(const TokenData *d) {
     const size_t BLOCK = 1 << 16;
     uint64_t hash = 0;
