@@ -34,7 +34,7 @@ typedef struct { size_t at, length; } StateRange;
 typedef struct {
     int parts;                 // parts (weights, m, v ..): the first ones of state_parts in state.h
     const StateRange *ranges;  // the ranges of each part that this process has, in the arena's
-                               // order; other ranks have what is between them. Begins and ends are
+                               // order; other ranks have what is between them. Starts and ends are
                                // multiples of ALIGN_ELEMENTS. A range may be empty
     int count;                 // the number of ranges
     // out: copies elements [at, at + n) of a part to w, as fp32. Else copies w to these elements.
@@ -47,7 +47,7 @@ typedef struct {
     bool master_bf16;          // a loaded weight is rounded to bf16
 } RunState;
 
-// Implements RunState.move for arenas in host memory. owner: a list of them, one for each part.
+// Implements RunState.move for arenas in host memory. owner: an array of arenas, one for each part.
 static void state_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     float *there = ((float *const *)owner)[part] + at;
     memcpy(out ? w : there, out ? there : w, n * sizeof *w);
@@ -59,7 +59,7 @@ static RunState state_in(float *const *arenas, int parts) {
     return (RunState){parts, &all, 1, state_move, (void *)arenas, false, 0, false};
 }
 
-// Copies n loaded values from w to a part. Rounds weights to bf16, in w, if the state demands it.
+// Copies n loaded values from w to a part. With master_bf16, rounds weights to bf16 before, in w.
 static void part_set(const RunState *state, int part, size_t at, size_t n, float *w) {
     const bool weights = part == 0 || part == 3;
     for (size_t i = 0; weights && state->master_bf16 && i < n; i++)
@@ -87,7 +87,7 @@ static size_t state_next(const RunState *state, size_t *at, size_t end) {
 // begin with two rows that no position uses.
 
 typedef struct {
-    char name[96];      // as it is written, with its prefix
+    char name[96];      // the name in the files that we write, with its prefix
     size_t prefix;      // the length of the prefix
     int tensor, row;    // indices into GPT2Table and hf_rows; -1 and 0 before the first tensor
     int rank;
@@ -350,7 +350,7 @@ static void config_warn(const Json *root, const char *path) {
         fprintf(stderr, "tide: warning: %s: unknown here, and not read: %s\n", path, names);
 }
 
-// Refuses a configuration with another value in a member that config_fixed calls needed.
+// Refuses a configuration if a member that config_fixed calls needed has another value.
 static void config_check_fixed(const Json *object, const char *path, int naming) {
     for (int i = 0; i < CONFIG_FIXED; i++) {
         const char *text = config_fixed[i].value;
