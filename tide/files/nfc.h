@@ -70,7 +70,7 @@ static void nfc_add(NfcSegment *g, uint32_t c) {
 static size_t nfc_write(NfcSegment *g, char *out) {
     size_t starter = SIZE_MAX, kept = 0, used = 0;
     uint64_t last = 0;
-    for (size_t i = 0, end; i < g->count; i = end + 1) {  // sort each run of marks
+    for (size_t i = 0, end; i < g->count; i = end + 1) {  // sort marks that are neighbours
         end = i;
         while (end < g->count && g->points[end] >> 56 > 0) end++;
         if (end > i + 1) qsort(g->points + i, end - i, sizeof *g->points, compare_words);
@@ -95,7 +95,7 @@ static size_t nfc_write(NfcSegment *g, char *out) {
 // copy and stores it in *room, to be freed; *n becomes its length, at most three times the old one.
 static const char *nfc_text(const unsigned char *classes, const char *s, size_t *n, char **room) {
     NfcSegment g = {NULL, 0};
-    size_t done = 0, start = 0, at = 0, used = 0, length;  // start: of the segment
+    size_t done = 0, start = 0, at = 0, used = 0, length;  // start: where the segment begins
     char *out = NULL;
     while (at < *n) {
         if ((word_bits(classes, s + at, *n - at, &length) & WORD_COMPOSES) == 0) {
