@@ -16,7 +16,7 @@
 enum { ST_F32, ST_F16, ST_BF16, ST_F64, ST_I32, ST_I64, ST_DTYPES = 16 };
 enum { ST_MAX_RANK = 8, ST_MAX_HEADER = 100000000 };
 
-// A file may also have the types without a name above. Their elements are never read.
+// A file may also have types for which there is no ST_ name. Their elements are never read.
 static const struct { const char *name; size_t size; } st_dtypes[ST_DTYPES] = {
     {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"F64", 8}, {"I32", 4}, {"I64", 8}, {"U8", 1}, {"BOOL", 1},
     {"I8", 1}, {"I16", 2}, {"U16", 2}, {"U32", 4}, {"U64", 8}, {"C64", 8}, {"F8_E4M3", 1},
@@ -188,7 +188,7 @@ typedef struct {
     SafeTensor *tensors;
     FILE *file;
     char path[PATH_MAX];
-    uint64_t total;           // the bytes of the file
+    uint64_t total;           // the file's size in bytes
     uint64_t *sums;           // [1 + count]: the number of bytes written; then, for each tensor,
                               // hash_words() of its bytes. The header counts as tensor 0's bytes
     bool failed;
@@ -225,7 +225,7 @@ static void safewriter_bytes(SafeWriter *w, int i, uint64_t place, const void *b
     }
 }
 
-// Writes n bytes of tensor i from its byte `first` on. Only the last n may be no multiple of 8.
+// Writes n bytes of tensor i from its byte `first` on. n is a multiple of 8, or ends the tensor.
 static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n) {
     safewriter_bytes(w, i, w->tensors[i].place + first, bytes, n);
 }
