@@ -24,8 +24,7 @@
 //     task_view()    makes a part of a task
 //     task_pack()    puts several examples into each row that is trained
 //     task_batch()   fills rows with examples; task_targets(): counts their trained tokens
-//     task_row()     writes an example with one choice as a row
-//     task_find()    finds the example and the choice of a row
+//     task_row()     makes a row of an example and a choice; task_find(): finds the two of a row
 //
 // A fault in a file ends the program with one line. Sources: Malladi et al. 2023 (MeZO); Gao, Fisch
 // and Chen 2021 (templates and label words); Ding et al. 2024 (packing by best fit, without cuts).
@@ -67,7 +66,8 @@ typedef struct {
     char where[PATH_MAX + 32]; // the file and line, for messages
 } TaskReader;
 
-// Makes the tokens up to `end` a piece. A token outside the model's vocabulary is an error.
+// Makes a piece of the tokens from the end of the last piece up to `end`. A token outside the
+// model's vocabulary is an error.
 static void task_ends_piece(TaskReader *r, size_t end) {
     Task *t = &r->t;
     t->tokens = (int32_t *)r->out.ids;
@@ -390,7 +390,7 @@ static bool path_is_examples(const char *path) {
     return begins;
 }
 
-// Returns a view of examples from .. to-1.
+// Returns a view of the examples `from` to `to` - 1.
 static Task task_view(const Task *all, size_t from, size_t to) {
     Task v = *all;
     v.count = to - from;
