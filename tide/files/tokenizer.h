@@ -27,7 +27,7 @@
 
 #define TOKENIZER_EOT "<|endoftext|>"
 
-// A tokenizer's files, in the order of saving. A directory needs FILE_JSON, or else the two after.
+// A tokenizer's files, in the order of saving. Needed: FILE_JSON, or FILE_VOCAB and FILE_MERGES.
 enum { FILE_CONFIG, FILE_GENERATION, FILE_MAP, FILE_ADDED, FILE_TEMPLATE, FILE_JSON = 6, FILE_VOCAB,
        FILE_MERGES, BESIDE_MODEL = FILE_TEMPLATE };
 static const char *const tokenizer_files[TOKENIZER_FILES] = {
@@ -39,7 +39,7 @@ static const char *const tokenizer_files[TOKENIZER_FILES] = {
 // Added tokens
 
 // Adds a token to a list. content: its n bytes in the file. known: the token is in the vocabulary.
-// flags: the values of added_flags.
+// flags: a value for each of added_flags.
 static void added_push(Tokenizer *t, const char *content, size_t n, uint32_t id, bool known,
                        const int *flags) {
     const bool normalized = flags[2], front = normalized && (t->steps & STEP_PREPEND);
@@ -139,8 +139,8 @@ typedef struct {
     Json *beside[5];           // parsed: tokenizer_files[0 .. 3], and config.json; NULL: missing
     char paths[TOKENIZER_FILES][PATH_MAX];  // paths of tokenizer_files
     size_t next;               // the id of the next added token that is not in the vocabulary
-    const char *end;           // NULL, or, if merges.txt is read, the default end-of-text token
-    uint32_t bos, eos;         // bos_token and eos_token in the first tokenizer_files
+    const char *end;           // with merges.txt: the default end-of-text token; else NULL
+    uint32_t bos, eos;         // bos_token and eos_token, from FILE_CONFIG or FILE_MAP
     Error *err;
 } PartReader;
 
@@ -599,8 +599,8 @@ static void encode_spaced(const Tokenizer *t, const char *s, size_t n, Tokens *o
     }
 }
 
-// Returns a text of *n bytes with a space for each U+2581 and, with `front`, one in front. Returns
-// s itself if nothing changes; else *room is a copy, to be freed.
+// Replaces each U+2581 in a text of *n bytes by a space. front: also puts a space in front. Returns
+// s if nothing changes; else returns a copy and stores it in *room, to be freed.
 static const char *text_spaced(const char *s, size_t *n, bool front, char **room) {
     if (!front && memmem(s, *n, TOKENIZER_SPACE, 3) == NULL) return s;
     *room = (char *)malloc(*n + 1);
@@ -610,8 +610,8 @@ static const char *text_spaced(const char *s, size_t *n, bool front, char **room
     return *room;
 }
 
-// Encodes a normalised piece without added tokens. Metaspace puts a space in front of the first
-// piece of a text that does not begin with one.
+// Encodes a normalised piece without added tokens. STEP_METASPACE puts a space in front of a text's
+// first piece, unless the piece begins with a space.
 static void encode_piece(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
     const bool space = s[0] == ' ' || (n >= 3 && memcmp(s, TOKENIZER_SPACE, 3) == 0);
     const bool front = !space && !(how & (TOKENIZER_GOES_ON | TOKENIZER_INSIDE));
