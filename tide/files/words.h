@@ -24,7 +24,7 @@ typedef struct {
     // newer: contractions may be in upper case. A word of letters may begin with any character but
     // CR, LF or a number; a word of numbers does not begin with a space. A word of other characters
     // ends with the CRs and LFs after it, and a word of white space after its last CR or LF.
-    bool newer, cased;              // cased: Tekken's; a word of other characters ends with "/", too
+    bool newer, cased;              // cased: Tekken's. After other characters, "/" counts like CR
     size_t max_number;              // the most numbers in one word
 } WordRule;
 
@@ -98,7 +98,7 @@ static inline int word_class(const unsigned char *classes, const char *s, size_t
 // ---------------------------------------------------------------------------------------------
 // Words
 
-// Returns the end of a run, from `at` on, of at most `most` code points of one class.
+// Skips at most `most` code points of class `kind`, from `at` on. Returns where they end.
 static inline size_t word_run(const unsigned char *classes, const char *s, size_t at, size_t n,
                               int kind, size_t most) {
     size_t length;
@@ -107,7 +107,7 @@ static inline size_t word_run(const unsigned char *classes, const char *s, size_
     return at;
 }
 
-// Returns the bytes of a contraction if a text, which begins with an apostrophe, has one, or 0.
+// Returns the length of the contraction with which a text begins, or 0. s[0] is an apostrophe.
 static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
     static const char *const ends[7] = {"s", "t", "re", "ve", "m", "ll", "d"};
     for (int i = 0; i < 7; i++) {
@@ -121,8 +121,8 @@ static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
 
 // Returns the end of Tekken's word whose letters begin at `at`, or 0. The word is a run without
 // small letters and then one or more letters that are no capitals; or a run without small letters
-// alone. The first run gives letters back to the second until that has one, as in a regular
-// expression.
+// alone. As in a regular expression, the first run gives letters back to the second run until the
+// second has a letter.
 static size_t word_cased(const unsigned char *classes, const char *s, size_t at, size_t n) {
     size_t length, end = at, last = 0;  // last: the end of the last letter that is no capital
     for (int bits, run = WORD_UPPER; end < n; end += length) {
