@@ -1,15 +1,15 @@
 // chat.h: conversations as tokens, in the formats that models were trained on.
 //
-//     chat_open()      finds the format and the system message in a chat template, or a tokenizer
+//     chat_open()      finds the format of a model, by its chat template or its special tokens
 //     chat_read()      reads a conversation from JSON: [{"role": "user", "content": ".."}, ..]
 //     chat_encode()    makes the tokens of a conversation, and marks those that are trained
-//     chat_export()    gives a tokenizer without a chat template that of the format
+//     chat_export()    adds the format's chat template to a tokenizer that has none
 //
 // Each format is a function that writes one message, and a row of the table behind the functions.
-// A conversation becomes pieces between special tokens. Each piece is encoded whole, because the
-// literal part and the message apart would be other tokens. A special token in a message is text:
-// a user who types <|im_end|> does not end a turn.
-// An answer's text and the token that ends its turn are trained, unless its weight is 0.
+// A conversation becomes pieces of text between special tokens. A piece is a message and the
+// characters that the format adds to it. Both are encoded together, because a token may span their
+// border. A special token's name in a message is text: who types <|im_end|> does not end a turn.
+// An answer's text and the token that ends its turn are trained, unless the answer's weight is 0.
 // Sources: the published chat templates of the models that doc/chat.md names; mistral-common.
 #ifndef TIDE_CHAT_H
 #define TIDE_CHAT_H
@@ -22,19 +22,19 @@ typedef struct {
     int role;
     const char *text;               // of n bytes; NULL: the answer is yet to be written
     size_t n;
-    bool read;                      // an answer that is not trained
+    bool read;                      // the message is only read: it is not trained
 } ChatMessage;
 
 typedef struct {
     const struct ChatFormat *format;
     const Tokenizer *t;
     int32_t begin;                  // the token that begins every conversation; -1: none
-    int32_t ids[5];                 // of format->tokens; the first one ends a turn
+    int32_t ids[5];                 // the ids of format->tokens; ids[0] ends a turn
     bool has_template;              // the model's files have a chat template
     bool tools;                     // the template has turns of tools
     bool drops;                     // the template leaves out an empty system message
-    const char *system;             // of a conversation without a system message; NULL: none
-    bool unread;                    // the template seems to have one, but not as a literal
+    const char *system;             // the template's default system message; NULL: none
+    bool unread;                    // the template seems to have a default that we cannot read
     char front[96];                 // stands in front of every system message
 } Chat;
 
@@ -43,20 +43,20 @@ typedef struct {
     const Chat *chat;
     const ChatMessage *system;      // the system message; NULL: none
     const ChatMessage *first, *end; // the other messages: first .. end - 1
-    const ChatMessage *carrier;     // the one with the system message in it; NULL: none
+    const ChatMessage *carrier;     // the user's message that has *system in it; NULL: none
     Tokens out;
     char *piece;                    // [length] the bytes behind the last special token
     size_t length;
-    size_t read;                    // the first bytes of the piece: they are not trained
+    size_t read;                    // how many bytes at the piece's start are not trained
     bool trained;                   // the next bytes and the next special token are trained
-    bool strips;                    // the last special token takes the white space behind it
+    bool strips;                    // white space after the last special token is left out
 } ChatWriter;
 
 enum {
     CHAT_TRIMS = 1,        // texts are without white space around them
     CHAT_CUTS = 2,         // an answer is without spaces at its end
-    CHAT_TURNS = 4,        // user and assistant take turns; the system message is in a user's,
-    CHAT_FIRST = 8,        // .. the first, else the last
+    CHAT_TURNS = 4,        // user and assistant take turns; the system message is in a user's turn
+    CHAT_FIRST = 8,        // .. in the user's first turn; without this flag: in the last one
     CHAT_SPACED = 16       // an answer begins with a space
 };
 
@@ -66,16 +66,16 @@ typedef struct ChatFormat {
     int rules;
     const char *marks[5];           // strings of its template; "!x": the template has no x
     const char *tools;              // a string of a template that has turns of tools; NULL: none
-    const char *tokens[5];          // the special tokens that the function writes; the first one
-                                    // ends a turn, the second one tells a format that has a name
+    const char *tokens[5];          // the special tokens that write() writes: [0] ends a turn; [1]
+                                    // tells the format of a tokenizer without a chat template
     const char *jinja;              // a chat template, for models that have none
 } ChatFormat;
 
 // ---------------------------------------------------------------------------------------------
 // Pieces
 
-// Encodes the piece. A token is trained if a byte of its text is. NFC composes nothing across the
-// border of the trained bytes, so the bytes before it are as many in the whole as by themselves.
+// Encodes the piece. A token is trained if a byte of its text is. The first w->read bytes are not;
+// encoding them alone tells their number after NFC, which composes nothing across their end.
 static void chat_flush(ChatWriter *w) {
     const Tokenizer *t = w->chat->t;
     const int how = TOKENIZER_PLAIN | (w->out.count > 0 ? TOKENIZER_INSIDE : 0);
@@ -112,7 +112,7 @@ static void chat_bytes(ChatWriter *w, const char *text, size_t n) {
     if (!w->trained) w->read = w->length;
 }
 
-// Writes a literal of at most 255 bytes, whose special tokens are those of the format.
+// Writes a literal of at most 255 bytes. The names of format->tokens in it become special tokens.
 static void chat_put(ChatWriter *w, const char *format, ...) {
     const char *const *tokens = w->chat->format->tokens;
     char literal[256];
@@ -129,8 +129,8 @@ static void chat_put(ChatWriter *w, const char *format, ...) {
     }
 }
 
-// Writes the text of a message between two literals; nothing of an answer that is yet to be
-// written.
+// Writes the text of a message between two literals. Writes nothing if the message is an answer
+// that is yet to be written.
 static void chat_text(ChatWriter *w, const ChatMessage *m, const char *before, const char *after) {
     const int rules = w->chat->format->rules;
     const bool trims = (rules & CHAT_TRIMS) != 0, answer = m->role == CHAT_ASSISTANT;
@@ -159,7 +159,7 @@ static void write_chatml(ChatWriter *w, const ChatMessage *m) {
     if (tool && (m + 1 == w->end || m[1].role != CHAT_TOOL)) chat_put(w, "<|im_end|>\n");
 }
 
-// Returns what stands behind the last such mark in a text, or its beginning.
+// Returns the text after the last `mark` in s .. end, or s if there is no mark.
 static const char *chat_behind(const char *s, const char *end, const char *mark) {
     const size_t n = strlen(mark);
     for (const char *at; (at = (const char *)memmem(s, (size_t)(end - s), mark, n)) != NULL;)
@@ -167,7 +167,7 @@ static const char *chat_behind(const char *s, const char *end, const char *mark)
     return s;
 }
 
-// Is an answer behind the last question? Text that a user passes on from a tool is none.
+// Is `answer` after the user's last question? A <tool_response> from the user is no question.
 static bool qwen3_thinks(const ChatWriter *w, const ChatMessage *answer) {
     static const char open[] = "<tool_response>", close[] = "</tool_response>";
     bool behind = false;
@@ -179,8 +179,8 @@ static bool qwen3_thinks(const ChatWriter *w, const ChatMessage *answer) {
     return behind;
 }
 
-// ChatML, in which an answer has its thought, but not in front of the last question; the last
-// answer has an empty thought at least.
+// Writes ChatML, in which only answers after the user's last question have their thoughts. If the
+// last answer has no thought, an empty one is written.
 static void write_qwen3(ChatWriter *w, const ChatMessage *m) {
     if (m->role != CHAT_ASSISTANT) {
         write_chatml(w, m);
@@ -222,8 +222,8 @@ static void write_llama3(ChatWriter *w, const ChatMessage *m) {
     free(json);
 }
 
-// Mistral's: [INST] S\n\nU[/INST] A</s>, with the system message in the first or the last user's
-// turn, or in front: [SYSTEM_PROMPT] S[/SYSTEM_PROMPT]. Tekken's has no spaces.
+// Mistral's formats: [INST] S\n\nU[/INST] A</s>. The system message S is in the user's first or
+// last turn, or in front: [SYSTEM_PROMPT] S[/SYSTEM_PROMPT]. Only CHAT_SPACED formats have spaces.
 static void write_mistral(ChatWriter *w, const ChatMessage *m) {
     const int rules = w->chat->format->rules;
     const char *space = rules & CHAT_SPACED ? " " : "";
@@ -251,7 +251,7 @@ static void write_llama2(ChatWriter *w, const ChatMessage *m) {
     }
 }
 
-// <|ROLE|>\nTEXT</s>\n. Phi-3's has <|end|>.
+// <|ROLE|>\nTEXT</s>\n. Phi-3 has <|end|> instead of </s>.
 static void write_zephyr(ChatWriter *w, const ChatMessage *m) {
     if (w->chat->drops && m->role == CHAT_SYSTEM && m->n == 0) return;
     chat_put(w, "<|%s|>\n", chat_roles[m->role]);
@@ -259,7 +259,7 @@ static void write_zephyr(ChatWriter *w, const ChatMessage *m) {
     if (m->text != NULL) chat_put(w, "\n");
 }
 
-// The format number 0 is the one that the model's files tell. Those up to CHAT_NAMED can be named.
+// Numbers of formats that --chat-format takes. CHAT_AUTO: the format that the model's files tell.
 enum { CHAT_AUTO, CHAT_CHATML, CHAT_LLAMA3, CHAT_MISTRAL_V3, CHAT_MISTRAL, CHAT_LLAMA2,
        CHAT_NAMED = CHAT_LLAMA2 };
 
@@ -330,17 +330,17 @@ static const ChatFormat chat_formats[] = {  // in the order of their numbers
      .tokens = {"<|end|>", "<|user|>", "<|assistant|>", "<|system|>"}}};
 enum { CHAT_FORMATS = sizeof chat_formats / sizeof chat_formats[0] };
 
-// Llama-3.1's template begins each system message so, and has one in every conversation. Its date
-// is CHAT_DATE. Llama-3.2's has the day's date if the program that runs it has a clock.
+// Llama-3.1's template begins each system message with this line and a date, and gives each
+// conversation a system message. The date is CHAT_DATE; Llama-3.2's may be today's (chat_open()).
 #define CHAT_KNOWLEDGE "Cutting Knowledge Date: December 2023"
 #define CHAT_DATE "26 Jul 2024"
 
 // ---------------------------------------------------------------------------------------------
 // The format
 
-// Returns the chat template in use, without comments: a file of its own, or in
-// tokenizer_config.json, which may have a list of them; "": the model has none, " ": none of the
-// list is the default.
+// Returns the chat template, without its comments: the text of its own file, or else a member of
+// tokenizer_config.json. If that member is a list, returns the entry "default", or " " if the list
+// has none. Returns "" if the model has no template.
 static char *chat_template(const Tokenizer *t) {
     const TokenizerFile *own = &t->files[FILE_TEMPLATE], *config = &t->files[FILE_CONFIG];
     Error err;
@@ -362,7 +362,7 @@ static char *chat_template(const Tokenizer *t) {
     return text;
 }
 
-// Is this string in a template? A ' of it is either quote there, and a line's end may be \n.
+// Is `mark` in a template? A ' of the mark may be a " there, and a line's end may be written \n.
 static bool chat_has(const char *text, const char *mark) {
     size_t i = 0, at = 0;
     for (; *text != '\0' && mark[i] != '\0'; text++)
@@ -383,8 +383,8 @@ static bool chat_fits(const ChatFormat *f, const char *text) {
     return true;
 }
 
-// Finds the system message that the template has for a conversation without one: a string, or a
-// part of one, where the text of a system message is.
+// Finds the template's default system message: literal text behind the words that begin a system
+// message (`open`). If the template has two different ones, none is taken.
 static void chat_default(Chat *chat, const char *text) {
     const char *const *tokens = chat->format->tokens, *end = tokens[0];
     const char *head = tokens[1] != NULL ? tokens[1] : "";
@@ -409,26 +409,26 @@ static void chat_default(Chat *chat, const char *text) {
     chat->unread = chat->system == NULL && strstr(text, "You are") != NULL;
 }
 
-// Returns the token that begins a conversation: the tokenizer's, `begin`, or bos_token, if the
-// template writes it; -1: none. A text that a template made is encoded without one.
+// Returns the token that begins a conversation: `begin`, which begins this tokenizer's other texts,
+// or else bos_token. Returns -1 if the template does not write this token.
 static int32_t chat_begin(const Tokenizer *t, const char *text, int32_t begin) {
     const AddedToken *a = added_token(t, begin);
     if (strstr(text, "bos_token") != NULL) return begin >= 0 ? begin : t->named_bos;
     return a != NULL && strstr(text, a->name) != NULL ? begin : -1;
 }
 
-// Makes an added token a special one: who types it writes text.
+// Makes an added token special: its name, typed by a user, is encoded as text.
 static void added_hide(const Tokenizer *t, int32_t id) {
     AddedToken *a = added_token(t, id);
     if (a != NULL) a->special = true;
 }
 
-// Finds the format: number `asked`, if any is; else, if there is a template, the one whose marks it
-// has; else the one whose token the tokenizer has. NULL and the reason in err if there is none.
+// Returns format number `asked`. If CHAT_AUTO: the format whose marks the template `text` has; if
+// text is "": the format whose tokens[1] the tokenizer has. Returns NULL and sets err if none fits.
 static const ChatFormat *chat_find(const Tokenizer *t, int asked, const char *text, Error *err) {
     static const char *const others[] = {"<｜User｜>", "[SYSTEM_PROMPT]", "<|user|>", "</think>",
                                          "<start_of_turn>", "<|im_sep|>", "[INST]", ""};
-    const bool inst = tokenizer_added(t, "[INST]") != TOKENIZER_NONE;  // so it is no text
+    const bool inst = tokenizer_added(t, "[INST]") != TOKENIZER_NONE;  // then CHAT_FIRST never fits
     int other = 0;
     if (asked != CHAT_AUTO) return &chat_formats[asked - 1];
     for (const ChatFormat *f = chat_formats; f < chat_formats + CHAT_FORMATS; f++)
@@ -448,10 +448,10 @@ static const ChatFormat *chat_find(const Tokenizer *t, int asked, const char *te
     return NULL;
 }
 
-// Fills *chat with the format that chat_find() finds, and with what its template says. Fails if
-// there is none, or if the tokenizer has not the format's tokens. `</s>` is whatever ends a text of
-// this tokenizer. now: the time, for a template that asks for the day; 0: the date is CHAT_DATE, as
-// in a program without a clock, so that a run has the same tokens on every day.
+// Fills *chat with the format that chat_find() finds, and with what the template says. Fails if no
+// format is found, or if the tokenizer lacks a token of the format. The format's token `</s>` means
+// the tokenizer's end-of-text token. now: the time, for a template that writes today's date; 0: the
+// template writes CHAT_DATE, so that a training run has the same tokens on every day.
 static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, time_t now,
                       Error *err) {
     char *text = chat_template(t), today[16] = CHAT_DATE;
@@ -530,9 +530,9 @@ static ChatMessage chat_message(const Chat *chat, const Json *m, bool shared, co
     return out;
 }
 
-// Reads the list `messages` up to the last answer that is trained; nothing is behind it. last: the
-// answers before it are not trained. Returns how many messages those are. A fault ends the program
-// with one line that begins with `where`.
+// Reads the list `messages`. Returns how many messages the conversation has: it ends with the last
+// trained answer. last: only this answer is trained. A fault ends the program with one line that
+// begins with `where`.
 static size_t chat_read(const Chat *chat, const Json *messages, bool last, const char *where,
                         ChatMessage **out) {
     size_t count = 0, kept = 0;
@@ -567,10 +567,10 @@ static size_t chat_read(const Chat *chat, const Json *messages, bool last, const
 // ---------------------------------------------------------------------------------------------
 // To tokens
 
-// Returns the id of a token, which may be only read.
+// Returns the id of a token of chat_encode(), which stores an untrained token as ~id.
 static int32_t token_id(int32_t token) { return token < 0 ? ~token : token; }
 
-// Encodes a conversation: a token that is only read is ~token, a trained one is itself. The last
+// Encodes a conversation. A trained token is stored as its id, an untrained one as ~id. The last
 // message may be an answer that is yet to be written. Returns *count tokens, to be freed.
 static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, size_t *count) {
     const ChatFormat *f = chat->format;
@@ -579,7 +579,7 @@ static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, si
     ChatWriter w = {.chat = chat, .first = m + given, .end = m + n};
     if (chat->system != NULL) own.n = strlen(chat->system);
     if (given || chat->system != NULL) w.system = given ? m : &own;
-    // in a user's turn, an empty system message is none, but where there are no spaces
+    // An empty system message is put into a user's turn only if the format has no spaces.
     const bool carried = (f->rules & CHAT_TURNS) && w.system != NULL
                       && (w.system->n > 0 || !(f->rules & CHAT_SPACED));
     for (m = w.first; carried && m < w.end; m++)
@@ -596,7 +596,7 @@ static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, si
 // ---------------------------------------------------------------------------------------------
 // For other programs
 
-// Finds an added token's content as the files have it.
+// Returns an added token's text, as it is in the files.
 static const char *chat_name(const Chat *chat, int32_t id) {
     const AddedToken *a = added_token(chat->t, id);
     return a != NULL ? a->name : "";
@@ -611,8 +611,8 @@ static bool chat_stops(const Tokenizer *t, int32_t id) {
     return !file && id == t->eot;
 }
 
-// Gives a tokenizer without a chat template that of the format, and to its generation_config.json
-// the token that ends a turn, beside those that end an answer there.
+// Adds the format's chat template to a tokenizer that has none. Also adds the token that ends a
+// turn to the tokens that end an answer in generation_config.json.
 static void chat_export(const Chat *chat, Tokenizer *t) {
     static const char *const stops[] = {"eos_token_id", NULL};
     TokenizerFile *own = &t->files[FILE_TEMPLATE], *file = &t->files[FILE_GENERATION];

@@ -47,7 +47,7 @@ static uint32_t segment_token(const TokenSegment *s, size_t i) {
 // ---------------------------------------------------------------------------------------------
 // Token files
 
-// Returns the bytes of a token if these n bytes begin like a token file, else 0.
+// Returns how many bytes a token has, 2 or 4, if these n bytes begin like a token file; else 0.
 static int bin_width(const void *bytes, size_t n) {
     int32_t magic = 0;
     if (n >= sizeof magic) memcpy(&magic, bytes, sizeof magic);
@@ -79,14 +79,14 @@ static TokenSegment segment_parse(const char *name, const void *bytes, size_t n)
 // The reason that there is no tokenizer, for the error that asks for one.
 static char tokenizer_why[ERR_MAX] = "the model came without one";
 
-// Encodes texts, whose segments are bytes, into one segment of tokens. Each text is a document with
-// the tokens around it (document_encode()). Unmaps each text after its encoding.
+// Encodes `texts` into one segment of tokens. Each segment of `texts` has the bytes of a file. The
+// file becomes one document (document_encode()), and is unmapped when it is encoded.
 static TokenSegment data_encode(const TokenData *texts, const char *name, const Tokenizer *tok) {
     TokenSegment all = {name, NULL, 0, 0, tok->vocab <= 65536 ? 2 : 4};
-    // A token takes 4 bytes here, and a text has about 4 bytes a token (1 in a vocabulary of
-    // bytes). A normalised text is a copy, which NFC may make three times as long. The check is
-    // here because malloc() promises memory that is not free, and Linux kills the process that
-    // writes to it.
+    // A token takes 4 bytes here, and stands for about 4 bytes of text (1 in a vocabulary of
+    // bytes). A normalised text is a copy, which NFC may make three times as long. Memory is
+    // checked first, because malloc() does not fail if too little is free: Linux kills the process
+    // later, when it writes to this memory.
     const int steps = tok->steps, spaces = STEP_PREPEND | STEP_METASPACE;
     const int copy = steps & STEP_NFC ? 3 : steps & spaces ? 1 : 0;
     const double peak = (double)texts->tokens * (tok->vocab == 256 ? 4 : 1 + copy);
@@ -135,7 +135,7 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
     TokenData d = {1, NULL, 0, false};
     char *single = (char *)pattern, **paths = &single;
     memset(&found, 0, sizeof found);
-    if (!path_exists(pattern)) {  // a file's own name may have a '['
+    if (!path_exists(pattern)) {  // the name of a file that exists is no pattern, even with a '['
         if (glob(pattern, 0, NULL, &found) != 0) die("%s: there is no such file", pattern);
         paths = found.gl_pathv;   // sorted by byte in the C locale; the names are never freed
         d.count = found.gl_pathc;
@@ -175,7 +175,7 @@ static void data_check(const TokenData *d, size_t vocab) {
                 d->segments->name, i, segment_token(d->segments, i), vocab);
 }
 
-// Returns a view of tokens from .. to-1. The numbers count the tokens of all segments.
+// Returns a view of the tokens `from` to `to` - 1, numbered over all segments.
 static TokenData data_view(const TokenData *all, size_t from, size_t to) {
     TokenData view = {0, ALLOC(TokenSegment, all->count, "data view"), 0, false};
     for (size_t i = 0, start = 0; i < all->count; start += all->segments[i++].count) {
@@ -203,20 +203,20 @@ typedef struct {
     size_t sequences;  // in an epoch
 } Loader;
 
-// Does the start of the windows of this segment change with the epoch? It must have 2 T tokens.
+// Do the sequences of a segment begin at other tokens in each epoch? The segment needs 2 T tokens.
 static bool segment_has_phase(const Loader *l, const TokenSegment *s) {
     return l->shuffle && s->count / 2 >= l->T;
 }
 
-// Returns the sequences of a segment in an epoch. A sequence has T + 1 tokens, and the next one
-// begins with its last token. With a phase, counts those that fit after any phase, 0 to T - 1.
+// Returns how many sequences of T + 1 tokens a segment has in an epoch. A sequence's last token is
+// the next one's first. A phase skips up to T - 1 tokens first: the number is that for T - 1.
 static size_t segment_sequences(const Loader *l, const TokenSegment *s) {
     if (s->count <= l->T) return 0;
     return (segment_has_phase(l, s) ? s->count - l->T : s->count - 1) / l->T;
 }
 
-// Makes a loader of sequences of T > 0 tokens. With shuffle, their order and the phase of the
-// windows depend on the seed and the epoch; without, sequences are in the order of the files.
+// Makes a loader of sequences of T > 0 tokens. With shuffle, the order and the phase of sequences
+// depend on the seed and the epoch; without, sequences are in the order of the files.
 static Loader loader_make(const TokenData *data, size_t T, uint64_t seed, bool shuffle) {
     Loader l = {data, T, seed, shuffle, 0};
     for (size_t i = 0; i < data->count; i++)
@@ -267,7 +267,7 @@ static uint64_t epoch_index(uint64_t seed, uint64_t position, uint64_t n, uint64
 }
 
 // Reads the sequence at `position`, which counts from the start of training over all epochs and
-// ranks: T inputs, and T targets: the inputs one token later. Fails if a token is >= vocab.
+// ranks. Stores T inputs, and as T targets the token after each. Fails if a token is >= vocab.
 static bool loader_sequence(const Loader *l, uint64_t position, size_t vocab, int32_t *inputs,
                             int32_t *targets, Error *err) {
     uint64_t index = position % l->sequences, phase = 0;
@@ -286,8 +286,8 @@ static bool loader_sequence(const Loader *l, uint64_t position, size_t vocab, in
     return true;
 }
 
-// Returns a hash by which a resumed run recognises its data: of all tokens, or, for a file of more
-// than 2^30 bytes, of about 1,024 blocks spread over it, and of its end.
+// Returns a hash by which a resumed run recognises its data. If a file has more than 2^30 bytes,
+// only about 1,024 blocks, spread over the file, and its end are hashed.
 static uint64_t data_hash(const TokenData *d) {
     const size_t BLOCK = 1 << 16;
     uint64_t hash = 0;

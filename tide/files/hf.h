@@ -32,14 +32,14 @@
 typedef struct { size_t at, length; } StateRange;
 
 typedef struct {
-    int parts;                 // the number of parts: the first ones of state_parts (state.h)
-    const StateRange *ranges;  // what this process has of each part, in the arena's order. Borders
-                               // are multiples of ALIGN_ELEMENTS. All between is of other ranks. A
-                               // range may be empty
+    int parts;                 // parts (weights, m, v ..): the first ones of state_parts in state.h
+    const StateRange *ranges;  // the ranges of each part that this process has, in the arena's
+                               // order; other ranks have what is between them. Starts and ends are
+                               // multiples of ALIGN_ELEMENTS. A range may be empty
     int count;                 // the number of ranges
-    // Copies elements [at, at + n) of a part to w as fp32, or from w if out is false. The copy is
-    // complete at the return. The elements are of one tensor; if out is false, zeros for the
-    // tensor's padding and for the gap after it may follow them.
+    // out: copies elements [at, at + n) of a part to w, as fp32. Else copies w to these elements.
+    // The copy is complete at the return. All n elements are of one tensor. But if out is false,
+    // zeros may follow the tensor's elements in w, for its padding and for the gap after it.
     void (*move)(void *owner, int part, size_t at, size_t n, float *w, bool out);
     void *owner;
     bool moments_bf16;         // AdamW's m and v are stored as bf16
@@ -47,7 +47,7 @@ typedef struct {
     bool master_bf16;          // a loaded weight is rounded to bf16
 } RunState;
 
-// Implements RunState.move for arenas in host memory. owner: a list of them, one for each part.
+// Implements RunState.move for arenas in host memory. owner: an array of arenas, one for each part.
 static void state_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {
     float *there = ((float *const *)owner)[part] + at;
     memcpy(out ? w : there, out ? there : w, n * sizeof *w);
@@ -59,7 +59,7 @@ static RunState state_in(float *const *arenas, int parts) {
     return (RunState){parts, &all, 1, state_move, (void *)arenas, false, 0, false};
 }
 
-// Copies n loaded values from w to a part. Rounds weights to bf16, in w, if the state demands it.
+// Copies n loaded values from w to a part. With master_bf16, rounds weights to bf16 before, in w.
 static void part_set(const RunState *state, int part, size_t at, size_t n, float *w) {
     const bool weights = part == 0 || part == 3;
     for (size_t i = 0; weights && state->master_bf16 && i < n; i++)
@@ -67,8 +67,8 @@ static void part_set(const RunState *state, int part, size_t at, size_t n, float
     state->move(state->owner, part, at, n, w, false);
 }
 
-// Moves *at to the first element of [*at, end) that this rank has. Returns how many follow without
-// a gap, at most PART_UNIT; 0 if there is none.
+// Moves *at to the first element of [*at, end) that this rank has. Returns how many elements the
+// rank has from there on without a gap, at most PART_UNIT; 0: it has no element of [*at, end).
 static size_t state_next(const RunState *state, size_t *at, size_t end) {
     for (const StateRange *s = state->ranges; s < state->ranges + state->count; s++) {
         if (s->length == 0 || s->at + s->length <= *at || s->at >= end) continue;
@@ -87,17 +87,17 @@ static size_t state_next(const RunState *state, size_t *at, size_t end) {
 // begin with two rows that no position uses.
 
 typedef struct {
-    char name[96];      // as it is written, with its prefix
+    char name[96];      // the name in the files that we write, with its prefix
     size_t prefix;      // the length of the prefix
     int tensor, row;    // indices into GPT2Table and hf_rows; -1 and 0 before the first tensor
     int rank;
     size_t shape[2];    // as stored in the file
     size_t skip;        // leading elements in the file that are not in the arena
-    size_t first, n;    // the others are elements [first, first + n) of the tensor in the arena
+    size_t first, n;    // elements after `skip` are [first, first + n) of the tensor in the arena
     bool transpose;     // the file stores this matrix transposed
 } HfTensor;
 
-// For each family: model_type, architecture, and the naming of its tensors, which several share.
+// For each family: its model_type, its architecture, and the scheme of its tensors' names (naming).
 enum { NAMING_GPT2, NAMING_OPT, NAMING_LLAMA, NAMINGS };
 static const struct { const char *type, *architecture; int naming; } hf_families[FAMILIES] = {
     {"gpt2", "GPT2LMHeadModel", NAMING_GPT2}, {"opt", "OPTForCausalLM", NAMING_OPT},
@@ -114,9 +114,9 @@ static const char *const hf_prefixes[NAMINGS][5] = {
     {"model.", "", NULL, NULL, NULL},
 };
 
-// A row for each stored tensor: its name in the arena without its layer, .w and .b; by naming, its
-// name in files without prefix, .weight and .bias, where %d is the layer; and which rows of the
-// tensor in the arena it has: those of q, k or v, or of a gated MLP's gate or its other half.
+// A row for each tensor of a file. own: its name in the arena, without layer, .w and .b. names: for
+// each naming, its name in files, without prefix, .weight and .bias; %d is the layer. part: which
+// rows of the arena's tensor it has: all; q's, k's or v's; or the gate or up half of a gated MLP.
 enum { HF_WHOLE, HF_Q, HF_K, HF_V, HF_GATE, HF_UP };
 static const struct { const char *own, *names[NAMINGS]; int part; } hf_rows[] = {
     {"wte", {"wte", "embed_tokens", "embed_tokens"}},
@@ -193,8 +193,8 @@ static bool hf_next(const GPT2Config *c, const GPT2Table *t, HfTensor *hf) {
     return true;
 }
 
-// Reads elements [first, first + n) of tensor hf, in the order of the arena, from the stored
-// tensor. In a transposed matrix they lie in many stored rows; any other tensor counts as one row.
+// Reads elements [first, first + n) of tensor hf, counted as in the arena, from the file. If hf is
+// transposed, each row in the file has some of them. Any other tensor is read as a single row.
 enum { HF_LINES = 16, HF_CHUNK = 1 << 10 };  // a chunk is on a thread's stack
 
 static void hf_read(const HfTensor *hf, const SafeTensor *ten, size_t first, size_t n, float *w) {
@@ -207,7 +207,7 @@ static void hf_read(const HfTensor *hf, const SafeTensor *ten, size_t first, siz
             float line[HF_CHUNK];
             safetensor_floats(ten, hf->skip + row * C + col, cols, line);
             for (size_t c = 0; c < cols; c++) {
-                const size_t at = (col + c) * R + row - first;  // huge if before `first`
+                const size_t at = (col + c) * R + row - first;  // wraps: huge if before `first`
                 if (at < n) w[at] = line[c];
             }
         }
@@ -251,10 +251,10 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
         ours = ALLOC(float, hf->n, "a matrix to be transposed");
         state->move(state->owner, part, begin, hf->n, ours, true);
     }
-    safewriter_put(file, i, 0, w, hf->skip * size);  // zeros: w is still empty
+    safewriter_put(file, i, 0, w, hf->skip * size);  // ALLOC() has set w to zero
     for (size_t at = begin, n; (n = state_next(state, &at, begin + hf->n)) > 0; at += n) {
         if (hf->transpose) {
-            const float *from = ours + (at - begin) / C;  // column of the arena, row of the file
+            const float *from = ours + (at - begin) / C;  // the arena's column is the file's row
             n = min_size(unit, begin + hf->n - at);
             #pragma omp parallel for if (n > 1 << 16)
             for (size_t o = 0; o < C; o++)
@@ -263,7 +263,7 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
             state->move(state->owner, part, at, n, w, true);
         }
         if (bf16)
-            for (size_t j = 0; j < n; j++) {  // overwrites w: bf16 is narrower
+            for (size_t j = 0; j < n; j++) {  // in place: bf16 is narrower than fp32
                 const uint16_t half = bf16_weight(w[j]);
                 memcpy((char *)w + j * size, &half, size);
             }
@@ -276,8 +276,8 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
 // ---------------------------------------------------------------------------------------------
 // 3. Reading a model
 
-// The keys of a model's sizes in config.json, by naming. A GPT-2 may use OPT's keys, except
-// ffn_dim; transformers, too, prefers OPT's keys.
+// The keys of a model's sizes in config.json, by naming. The config.json of a GPT-2 may have OPT's
+// keys, except ffn_dim. If it has both, OPT's keys are read, as in transformers.
 static const struct { size_t at; const char *names[NAMINGS]; } config_sizes[] = {
     {offsetof(GPT2Config, layers), {"n_layer", "num_hidden_layers", "num_hidden_layers"}},
     {offsetof(GPT2Config, heads), {"n_head", "num_attention_heads", "num_attention_heads"}},
@@ -289,11 +289,11 @@ static const struct { size_t at; const char *names[NAMINGS]; } config_sizes[] = 
 };
 enum { CONFIG_SIZES = sizeof config_sizes / sizeof config_sizes[0] };
 
-// The other members that are written to config.json. A config.json that is read may lack them, or
-// have null. A value that is `needed` must be equal: another one means arithmetic that train_gpt2.c
-// lacks, and an error is better than slightly wrong results. Dropout is 0, as in training here.
-// OPT's padding token is null: PyTorch would freeze its row. NAMINGS marks rows of all models,
-// which are not written.
+// Members with a fixed value, by naming, which are written to config.json. (NAMINGS: members of all
+// models, which are not written.) A config.json that is read may lack them, or have null. If
+// `needed`, its value must be the value here: any other means arithmetic that train_gpt2.c lacks,
+// and an error is better than slightly wrong results. Dropout is 0, as in training here. OPT's
+// padding token is null, because PyTorch does not train the embedding of a padding token.
 static const struct { int naming; bool needed; const char *key, *value; } config_fixed[] = {
     {NAMING_GPT2, true, "layer_norm_epsilon", "1e-05"},
     {NAMING_GPT2, true, "scale_attn_weights", "true"},
@@ -316,7 +316,7 @@ static const struct { int naming; bool needed; const char *key, *value; } config
 };
 enum { CONFIG_FIXED = sizeof config_fixed / sizeof config_fixed[0] };
 
-// The other members that are read; then members that change no result here. fnmatch() patterns.
+// Patterns (fnmatch()) of other keys: first, keys that are read; from "_*" on, keys without effect.
 static const char *const config_known[] = {
     "model_type", "is_causal", "tie_word_embeddings", "activation_function", "word_embed_proj_dim",
     "hidden_act", "head_dim", "num_key_value_heads", "rms_norm_eps", "attention_bias", "mlp_bias",
@@ -350,7 +350,7 @@ static void config_warn(const Json *root, const char *path) {
         fprintf(stderr, "tide: warning: %s: unknown here, and not read: %s\n", path, names);
 }
 
-// Refuses a configuration with another value in a member that config_fixed calls needed.
+// Refuses a configuration if a member that config_fixed calls needed has another value.
 static void config_check_fixed(const Json *object, const char *path, int naming) {
     for (int i = 0; i < CONFIG_FIXED; i++) {
         const char *text = config_fixed[i].value;
@@ -390,8 +390,8 @@ static const char *config_text(const Json *object, const char *key, const char *
     return value == NULL ? missing : value->type == JSON_STRING ? value->string : "no name";
 }
 
-// Reads the rotary positions. transformers 4 writes rope_theta and rope_scaling, transformers 5 one
-// object, rope_parameters, but still reads rope_scaling first if that is not empty.
+// Reads the rotary positions. transformers 4 writes the members rope_theta and rope_scaling;
+// transformers 5 writes rope_parameters, but reads a rope_scaling that is not empty instead of it.
 static void config_read_rope(const Json *root, const char *path, GPT2Config *c) {
     const Json *scaling = json_get(root, "rope_scaling"), *rope = scaling;
     Rope *r = &c->rope;
@@ -415,8 +415,8 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
     r->original = config_size(root, "original_max_position_embeddings", r->original, path);
 }
 
-// Reads N from a model in which every Nth layer has no rotary positions. The model has an interval,
-// or a list with a 1 for each layer with positions and a 0 for each without; or both.
+// Returns N, if every Nth layer of the model has no rotary positions. config.json has N, or a list
+// with a number for each layer (1: it has rotary positions; 0: it has none), or both.
 static size_t config_read_unturned(const Json *root, const char *path, const GPT2Config *c) {
     const Json *list = json_get(root, "no_rope_layers"), *value = list ? list->child : NULL;
     size_t every = config_size(root, "no_rope_layer_interval", c->unturned, path), l = 0, turned;
@@ -427,8 +427,8 @@ static size_t config_read_unturned(const Json *root, const char *path, const GPT
     return every;
 }
 
-// Reads the members that only config.json of the LLaMA family has. If only some layers have a
-// window, it limits the context: for sequences up to its length, all layers compute the same.
+// Reads the members that only the LLaMA family has. If only some layers have a sliding window, the
+// context is cut to the length of the window: a window changes nothing in sequences up to it.
 static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
     const Json *window = json_member(root, "sliding_window");  // null: no window
@@ -506,8 +506,8 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     config_warn(root, path);
 }
 
-// Finds the directory of the model at `path`. It is a directory, a .safetensors file in one, or a
-// model's root in the hub's cache: then its snapshot that refs/main names, or its only one.
+// Finds the directory of the model at `path`: path itself, or the directory of a .safetensors file.
+// If path is a model's root in the hub's cache: the snapshot that refs/main names, or the only one.
 static void model_directory(const char *path, char dir[PATH_MAX]) {
     char ref[PATH_MAX], revision[64];
     glob_t found = {0};
@@ -527,8 +527,8 @@ static void model_directory(const char *path, char dir[PATH_MAX]) {
     else slash[slash == dir] = '\0';
 }
 
-// Opens the named file; or, in a directory, model.safetensors; or else all files in the weight_map
-// (tensor -> file) of model.safetensors.index.json. Returns them, and their number in *count.
+// Opens and returns the *count files of a model. `model` is a file or a directory. In a directory,
+// opens model.safetensors, or else all files in the weight_map of model.safetensors.index.json.
 static SafeTensors *model_open(const char *model, int *count) {
     char dir[PATH_MAX], path[PATH_MAX];
     Error err;
@@ -568,7 +568,7 @@ static void model_close(SafeTensors *files, int count) {
     free(files);
 }
 
-// Finds the stored tensor for hf and checks its shape. model_load() refuses a second one.
+// Finds tensor hf in the files, and checks its shape. If hf is there twice, model_load() refuses.
 static SafeTensor *model_find(const SafeTensors *files, int count, const char *model,
                               const GPT2Config *c, const HfTensor *hf) {
     SafeTensor *found = NULL;
@@ -614,12 +614,12 @@ static void model_config_load(const char *path, GPT2Config *c) {
 
 // Loads the weights of the model at `path` into part 0. They may be fp32, fp16, bf16 or fp64, with
 // or without the prefixes of Hugging Face's classes, in one file or several. Refuses, by name, a
-// tensor that is missing, stored twice, of another shape, unused, or not finite; and a head that
-// differs from the embeddings of a tied model: a merged adapter may leave one, with the old
-// config.json.
+// tensor that is missing, stored twice, of another shape, unused, or not finite. Also refuses a
+// head that differs from the embeddings if config.json says that both are tied: merging an adapter
+// may leave such files.
 static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t,
                        const RunState *state) {
-    // causal masks, the value of a masked score, and the frequencies of the rotation
+    // not read: causal masks, the value of a masked score, and the frequencies of the rotation
     static const char *const made_anew[] = {"*.attn.bias", "*.attn.masked_bias",
                                             "*.rotary_emb.inv_freq"};
     HfTensor hf = {.tensor = -1};
@@ -684,7 +684,7 @@ static void tensors_put(SafeWriter *file, const GPT2Config *c, const GPT2Table *
     while (!file->failed && hf_next(c, t, &hf)) part_write(state, part, t, &hf, file, i++);
 }
 
-// A number with 15 digits. A whole one ends with ".0": JSON would read it as an integer.
+// A number as text, with 15 digits. A whole number ends with ".0", so that readers take a float.
 typedef struct { char text[32]; } NumberText;
 
 static NumberText number_text(double value) {
@@ -707,7 +707,7 @@ static void config_write_llama(FILE *f, const GPT2Config *c) {
         fprintf(f, "  \"use_sliding_window\": true,\n  \"max_window_layers\": 0,\n"
                 "  \"sliding_window\": %zu,\n", c->window);
     else if (c->family == FAMILY_MISTRAL) fprintf(f, "  \"sliding_window\": null,\n");
-    if (c->unturned > 0)  // a missing pad_token_id is 128004 for transformers
+    if (c->unturned > 0)  // writes null: transformers takes 128004 if pad_token_id is missing
         fprintf(f, "  \"no_rope_layer_interval\": %zu,\n  \"pad_token_id\": null,\n", c->unturned);
     if (r->scaling == ROPE_NONE) return;
     fprintf(f, "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %s",
@@ -721,8 +721,8 @@ static void config_write_llama(FILE *f, const GPT2Config *c) {
 
 typedef struct { int bos, eos; } TextEnds;  // tokens that begin and end a text; -1: none
 
-// Writes the members of config.json for a model that keeps no older config.json. GPT-2 and OPT
-// begin a text with the token that ends one.
+// Writes the members of config.json for a model that keeps no older config.json. In GPT-2 and OPT,
+// the token that ends a text also begins a text: bos_token_id is ends.eos.
 static void config_write_new(FILE *f, const GPT2Config *c, TextEnds ends) {
     const int naming = hf_naming(c);
     const int tokens[2] = {naming == NAMING_LLAMA ? ends.bos : ends.eos, ends.eos};
@@ -745,9 +745,9 @@ static void config_write_new(FILE *f, const GPT2Config *c, TextEnds ends) {
     }
 }
 
-// Writes config.json. It keeps the members of the config.json of `origin`, the model from which
-// this one was trained, except those that training changes. If origin is NULL, has none, or is of
-// another family, all members are new.
+// Writes config.json. origin: the model with which training began; NULL: none. The members of
+// origin's config.json are kept, except those that training changes. If there is no such file, or
+// if it is of another family, all members are new.
 static void config_write(FILE *f, const GPT2Config *c, bool bf16, TextEnds ends,
                          const char *origin) {
     static const char *const ours[] = {"architectures", "model_type", "tie_word_embeddings",
@@ -781,7 +781,7 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     FILE *f = replace_open(config, err);
     if (f == NULL) return false;
     config_write(f, c, bf16, ends, origin);
-    // config.json is flushed before the weights are replaced: new weights may need the new one.
+    // The new config.json is flushed before the weights are replaced: new weights may need it.
     if (fflush(f) != 0) return replace_close(f, config, err);
     memset(&out, 0, sizeof out);
     tensors_add(&out, c, t, "", bf16 ? ST_BF16 : ST_F32);
@@ -793,10 +793,10 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     return false;
 }
 
-// Writes a reference dump: a forward and backward pass that any framework can repeat. It has tokens
-// and targets (B, T); begins (B, T), if rows have several documents, else NULL; the loss; the first
-// V columns of logits (B*T, Vp); and, as grad.NAME, the gradient of every parameter, from an arena,
-// with the names and layout of Hugging Face.
+// Writes a reference dump: inputs and results of a forward and backward pass, which any framework
+// can repeat. It has tokens and targets (B, T); the loss; the first V columns of logits (B*T, Vp);
+// each tensor's gradient, as grad.NAME, with Hugging Face's names and layout. If rows have several
+// documents, it also has begins (B, T), where each token's document begins; else begins is NULL.
 static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t, size_t B,
                       size_t T, const int32_t *tokens, const int32_t *targets,
                       const int32_t *begins, double loss, const float *logits, const float *grads,

@@ -62,7 +62,7 @@ static bool json_take(JsonParser *p, char c) {
     return true;
 }
 
-// Escapes of one letter, and their characters. Writing escapes all of them but the last, /.
+// The letters of escapes like \n, and the characters that they mean. Writing escapes all but the /.
 static const char json_letters[] = "\"\\bfnrt/", json_meanings[] = "\"\\\b\f\n\r\t/";
 
 // Reads the u and the four digits of an escape \uXXXX.
@@ -92,7 +92,7 @@ static uint32_t json_escape(JsonParser *p) {
     return 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
 }
 
-// Reads a string. Decoded text is never longer, and the NUL takes the place of a quote.
+// Reads a string. Decoded, with a NUL, it never has more bytes than in the file, with its quotes.
 static void json_string(JsonParser *p, const char **string, size_t *length) {
     char *out = p->free_string;
     if (!json_take(p, '"')) json_error(p, "expected a string in double quotes");
@@ -123,12 +123,12 @@ static void json_bare(JsonParser *p, Json *node) {
         if (n == strlen(words[i]) && memcmp(node->string, words[i], n) == 0) return;
     }
     node->type = JSON_NUMBER;
-    node->number = strtod(node->string, &end);  // no program here sets a locale
+    node->number = strtod(node->string, &end);  // C locale: the point is a '.'
     if (n == 0 || strspn(node->string, "0123456789+-.eE") < n || end != p->at
         || node->number - node->number != 0) json_error(p, "expected a value");
 }
 
-// Returns the place of a key in an object's hash table. It is NULL if there is no such member.
+// Returns a key's place in an object's hash table. *place is NULL if the object lacks the key.
 static Json **json_place(const Json *object, const char *key, size_t length) {
     for (uint64_t at = hash_bytes(key, length);; at++) {
         Json **place = &object->table[at % (2 * object->count + 1)];
@@ -189,13 +189,13 @@ static bool json_begins(const char *text, size_t n) {
     return json_take(&p, '{') ? json_take(&p, '"') : json_take(&p, '[') && json_take(&p, '{');
 }
 
-// Parses a JSON text of n bytes. Returns the root, for json_free(); on error NULL and err.
+// Parses n bytes of JSON. Returns the root, to be freed by json_free(), or NULL and sets err.
 static Json *json_parse(const char *text, size_t n, Error *err) {
     size_t nodes = 1;  // the root; each other value follows a comma or a bracket
     for (size_t i = 0; i < n; i++) nodes += text[i] == ',' || text[i] == '[' || text[i] == '{';
     Json *root = (Json *)calloc(1, nodes * (sizeof(Json) + 3 * sizeof(Json *)) + 2 * n + 2);
     if (root == NULL) fail("out of memory: a JSON text of %zu bytes", n);
-    Json **places = (Json **)(root + nodes);  // two for each member, one for each object
+    Json **places = (Json **)(root + nodes);  // of hash tables: 2 for a member, 1 for an object
     char *strings = (char *)(places + 3 * nodes), *copy = strings + n + 1;
     memcpy(copy, text, n);
     JsonParser p = {copy, copy + n, copy + utf8_mark(copy, n), root + 1, places, strings, false,
@@ -237,7 +237,7 @@ static bool json_is(const Json *value, const char *text) {
         && memcmp(value->string, text, value->length) == 0;
 }
 
-// Returns 1 for a member that is true, 0 for false, -1 for others; `missing` if there is none.
+// Returns 1 if the member is true, 0 if false, `missing` if null or not there, -1 otherwise.
 static int json_flag(const Json *object, const char *key, bool missing) {
     const Json *member = json_get(object, key);
     if (member == NULL) return missing;

@@ -1,8 +1,8 @@
 // nfc.h: nfc_text(), Unicode's canonical composition (NFC): "e" and U+0301 become U+00E9. A text is
-// cut into segments: a code point without the mark WORD_COMPOSES, and the marked ones that follow
-// it. Segments do not depend on each other. One with marked code points is decomposed, sorted by
-// combining class, and composed; other segments are copied. A byte that is not UTF-8 is in no
-// segment. Source: Unicode Standard Annex 15.
+// cut into segments: a code point without the mark WORD_COMPOSES, and the marked code points that
+// follow it. Segments do not depend on each other. A segment with marked code points is decomposed,
+// sorted by combining class, and composed; other segments are copied. A byte that is not UTF-8 is
+// in no segment. Source: Unicode Standard Annex 15.
 #ifndef TIDE_NFC_H
 #define TIDE_NFC_H
 #include "words.h"
@@ -39,8 +39,8 @@ static uint32_t nfc_compose(uint32_t a, uint32_t b) {
     return found >> 21 == pair ? (uint32_t)found & 0x1fffff : 0;
 }
 
-// A segment. Each number is class << 56 | place << 21 | code point. Sorting the numbers sorts by
-// class, and keeps the order of places within a class.
+// A segment. A code point is stored as class << 56 | its index << 21 | code point: sorting these
+// numbers sorts code points by class, and keeps their order within a class.
 typedef struct { uint64_t *points; size_t count; } NfcSegment;
 
 // Decomposes a code point, and adds the parts to the segment.
@@ -65,12 +65,12 @@ static void nfc_add(NfcSegment *g, uint32_t c) {
     g->count++;
 }
 
-// Composes a segment, writes it to out, and returns its bytes. The starter is the last code point
-// of class 0. A later one composes with it if all code points between have a lower class.
+// Composes a segment, writes it to out, and returns how many bytes it has. A code point composes
+// with the last one of class 0 before it (starter), if all between have a lower class than it.
 static size_t nfc_write(NfcSegment *g, char *out) {
     size_t starter = SIZE_MAX, kept = 0, used = 0;
     uint64_t last = 0;
-    for (size_t i = 0, end; i < g->count; i = end + 1) {  // sort each run of marks
+    for (size_t i = 0, end; i < g->count; i = end + 1) {  // sort marks that are neighbours
         end = i;
         while (end < g->count && g->points[end] >> 56 > 0) end++;
         if (end > i + 1) qsort(g->points + i, end - i, sizeof *g->points, compare_words);
@@ -91,11 +91,11 @@ static size_t nfc_write(NfcSegment *g, char *out) {
     return used;
 }
 
-// Returns a text of *n bytes composed: s itself if `classes` marks no character of it, else *room,
-// a new copy, to be freed, and *n its length, at most three times the old one.
+// Composes a text of *n bytes. If `classes` marks no character of it, returns s. Else returns a new
+// copy and stores it in *room, to be freed; *n becomes its length, at most three times the old one.
 static const char *nfc_text(const unsigned char *classes, const char *s, size_t *n, char **room) {
     NfcSegment g = {NULL, 0};
-    size_t done = 0, start = 0, at = 0, used = 0, length;  // start: of the segment
+    size_t done = 0, start = 0, at = 0, used = 0, length;  // start: where the segment begins
     char *out = NULL;
     while (at < *n) {
         if ((word_bits(classes, s + at, *n - at, &length) & WORD_COMPOSES) == 0) {

@@ -16,7 +16,7 @@
 enum { ST_F32, ST_F16, ST_BF16, ST_F64, ST_I32, ST_I64, ST_DTYPES = 16 };
 enum { ST_MAX_RANK = 8, ST_MAX_HEADER = 100000000 };
 
-// A file may also have the types without a name above. Their elements are never read.
+// A file may also have types for which there is no ST_ name. Their elements are never read.
 static const struct { const char *name; size_t size; } st_dtypes[ST_DTYPES] = {
     {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"F64", 8}, {"I32", 4}, {"I64", 8}, {"U8", 1}, {"BOOL", 1},
     {"I8", 1}, {"I16", 2}, {"U16", 2}, {"U32", 4}, {"U64", 8}, {"C64", 8}, {"F8_E4M3", 1},
@@ -188,9 +188,9 @@ typedef struct {
     SafeTensor *tensors;
     FILE *file;
     char path[PATH_MAX];
-    uint64_t total;           // the bytes of the file
-    uint64_t *sums;           // [1 + count]: bytes written; then hash_words() of each tensor's
-                              // bytes, where the header belongs to tensor 0
+    uint64_t total;           // the file's size in bytes
+    uint64_t *sums;           // [1 + count]: the number of bytes written; then, for each tensor,
+                              // hash_words() of its bytes. The header counts as tensor 0's bytes
     bool failed;
     Error err;                // the first error
 } SafeWriter;
@@ -213,7 +213,7 @@ static void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
     for (int i = 0; i < rank; i++) ten->bytes *= ten->shape[i] = shape[i];
 }
 
-// Writes n bytes at byte `place` of the file. They belong to tensor i; the header to tensor 0.
+// Writes n bytes at byte `place` of the file, and adds them to tensor i's hash. Header: i is 0.
 static void safewriter_bytes(SafeWriter *w, int i, uint64_t place, const void *bytes, size_t n) {
     w->sums[0] += n;
     w->sums[1 + i] += hash_words(place, bytes, n);
@@ -225,7 +225,7 @@ static void safewriter_bytes(SafeWriter *w, int i, uint64_t place, const void *b
     }
 }
 
-// Writes n bytes of tensor i from its byte `first` on: multiples of 8, except at the tensor's end.
+// Writes n bytes of tensor i from its byte `first` on. n is a multiple of 8, or ends the tensor.
 static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n) {
     safewriter_bytes(w, i, w->tensors[i].place + first, bytes, n);
 }
@@ -258,9 +258,9 @@ static char *safewriter_header(SafeWriter *w, size_t *length) {
     return header;
 }
 
-// Creates the file and writes the header. On other writers than 0, opens the file, for writing
-// only: else a client of NFS could read a page, change a part of it, and write the page back over
-// the bytes of other writers. Returns false after an error.
+// Creates the file and writes the header, on writer 0. Other writers open the file, and for writing
+// only: if it could be read, a client of NFS might read a page, change a few bytes, and write the
+// page back over the bytes of other writers. Returns false after an error.
 static bool safewriter_open(SafeWriter *w, const char *path) {
     size_t length = 0;
     char temporary[PATH_MAX];
@@ -270,7 +270,7 @@ static bool safewriter_open(SafeWriter *w, const char *path) {
     if (w->writer == 0) {
         w->file = replace_open(path, &w->err);
         w->failed = w->file == NULL;
-        // The file has its full size now: a client of NFS fills a page beyond the end with zeros.
+        // Gives the file its full size now: a client of NFS fills pages after its end with zeros.
         if (!w->failed && ftruncate(fileno(w->file), (off_t)w->total) != 0) safewriter_fail(w);
         safewriter_bytes(w, 0, 0, header, length);
     } else {
@@ -283,14 +283,14 @@ static bool safewriter_open(SafeWriter *w, const char *path) {
     return !w->failed;
 }
 
-// Sends the bytes that were put to the disk. Writers other than 0 call it.
+// Sends to the disk what safewriter_put() has written. All writers except writer 0 call it.
 static void safewriter_flush(SafeWriter *w) {
     if (!w->failed && fsync(fileno(w->file)) != 0) safewriter_fail(w);
 }
 
-// Checks on writer 0 that all declared bytes were written, sends them to the disk, and renames the
-// file. Frees the writer. Returns false, with the first error since open in err, if anything went
-// wrong; an older file is unchanged then.
+// Closes the file, and frees the writer. Writer 0 also checks that all declared bytes were written,
+// sends them to the disk, and renames the file. Returns false, with the first error in err, if any
+// call since safewriter_open() failed: then an older file is unchanged.
 static bool safewriter_close(SafeWriter *w, Error *err) {
     if (w->writer == 0 && !w->failed && w->sums[0] != w->total)
         w->failed = !error_set(&w->err, "%s: %llu of %llu bytes were written", w->path,

@@ -54,8 +54,8 @@ typedef struct {
     StateBest best;
     LossScale scaling;
     char options[4096];      // the run's options, one a line (options.h)
-    char *text;              // loaded: all of state.txt. To be saved: lines of the optimizer, which
-                             // begin with "optimizer", or NULL
+    char *text;              // after loading: all of state.txt. For saving: the optimizer's lines,
+                             // which begin with "optimizer"; NULL: it has none
 } TrainState;
 
 enum { STATE_VERSION = 10 };
@@ -82,8 +82,8 @@ static void train_state_free(TrainState *s) {
     s->text = NULL;
 }
 
-// Removes a checkpoint: its files and its directory, or a link to one. A directory with other files
-// stays, and stderr names it.
+// Removes a checkpoint's files and its directory; if `path` is a symbolic link, only the link. If
+// the directory has other files, it stays, and stderr names it.
 static void checkpoint_remove(const char *path) {
     static const char *const files[] = {"state.txt", "state.safetensors", "state.txt.tmp",
                                         "state.safetensors.tmp"};
@@ -207,9 +207,9 @@ static bool state_open(const char *dir, SafeTensors *st, Error *err) {
         && (st->count > 0 || error_set(err, "%.400s is empty", path));
 }
 
-// Reads state.txt of a checkpoint, checks the header of the other file, and the hash of tensor 0;
-// the hashes of all tensors if the optimizer has lines, which are used before tensors are loaded.
-// On failure *s is empty.
+// Reads a checkpoint's state.txt into *s. Checks the header of state.safetensors and the hash of
+// tensor 0. If state.txt has lines of the optimizer, checks the hashes of all tensors, because
+// these lines are used before tensors are loaded. On failure *s is empty.
 static bool state_check(const char *dir, TrainState *s, Error *err) {
     SafeTensors st;
     if (!state_read(dir, s, err)) return false;
@@ -252,7 +252,7 @@ static char *state_describe(const StateSave *save, const SafeWriter *file, size_
     return text;
 }
 
-// Adds up SafeWriter.sums of all ranks.
+// Sets file->sums, on each rank, to the sums over all ranks.
 static void state_gather(SafeWriter *file) {
     const size_t sums = (size_t)file->count + 1, all_sums = (size_t)ranks.world * sums;
     uint64_t *all = ALLOC(uint64_t, all_sums, "hashes");
@@ -275,14 +275,14 @@ static bool state_commit(const StateSave *save, SafeWriter *file, const char *ma
     if (ok) fwrite(text, 1, n, f);
     ok = ok && replace_close(f, path, err) && directory_sync(made, err);
     free(text);
-    if (ok && path_exists(final)) checkpoint_remove(final);  // damaged: the run began before it
+    if (ok && path_exists(final)) checkpoint_remove(final);  // an old, damaged step_N
     if (ok && rename(made, final) != 0)
         ok = error_set(err, "cannot rename %s: %s", made, strerror(errno));
     if (!ok) checkpoint_remove(made);
     return ok && directory_sync(all, err);
 }
 
-// Removes old checkpoints, so that `keep` and the best one stay, on rank 0.
+// Removes old checkpoints, on rank 0. The newest `keep` stay, and the one with the lowest loss.
 static void state_prune(const StateSave *save) {
     char path[PATH_MAX];
     size_t step = save->state.step + 1;
@@ -301,7 +301,7 @@ static bool state_save(const StateSave *save, Error *err) {
     SafeWriter file;
     memset(&file, 0, sizeof file);
     file.writer = ranks.rank;
-    // The name has the step, because clients of NFS cache names.
+    // Each step has another name: a client of NFS may cache what a name meant before.
     snprintf(name, sizeof name, "checkpoints/tmp_%08zu", save->state.step);
     path_join(made, save->out, name);
     if (first) state_newest(save->out, 0, true);
@@ -331,8 +331,8 @@ static bool state_save(const StateSave *save, Error *err) {
 // 4. Loading it
 
 // Finds the newest whole checkpoint of the run in `out` before step `before`. Reads its state.txt
-// into *s, to be freed, and writes its path to dir. Names damaged ones on stderr. Returns false if
-// none is whole. Rank 0 decides; all ranks must call it.
+// into *s, to be freed, and writes its path to dir. Names damaged checkpoints on stderr. Returns
+// false if no checkpoint is whole. Rank 0 decides; all ranks must call this function.
 static bool state_find(const char *out, size_t before, TrainState *s, char dir[PATH_MAX],
                        Error *err) {
     const bool first = ranks.rank == 0;
@@ -352,10 +352,10 @@ static bool state_find(const char *out, size_t before, TrainState *s, char dir[P
     return false;
 }
 
-// Loads the checkpoint *s, which state_find() has found in dir, into the parts of *state. Padding
-// becomes zero. The file must have these parts; its other parts are not read. Moments may have
-// another type in the file. One of the ranks checks the hash of each tensor while loading it. All
-// ranks must call it.
+// Loads the checkpoint *s, which state_find() has found in dir, into *state. The file must have the
+// first state->parts of state_parts; its other parts are not read. Padding becomes zero. Moments
+// are converted if their type in the file is another. For each tensor, one of the ranks checks the
+// hash while loading it. All ranks must call this function.
 static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
                        const RunState *state, Error *err) {
     SafeTensors st;
@@ -383,7 +383,7 @@ static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
     return state_agree(ok, err);
 }
 
-// A checkpoint as the owner of a RunState: move() reads its weights (part 0), and writes nothing.
+// The owner of a RunState that only reads: move() reads weights (part 0) of a checkpoint's file.
 typedef struct { const GPT2Table *table; SafeTensors file; } StateFile;
 
 static void state_file_move(void *owner, int part, size_t at, size_t n, float *w, bool out) {

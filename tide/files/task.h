@@ -12,8 +12,8 @@
 //         {"instruction": "Add.", "input": "2 + 2", "output": "4"}                      Alpaca
 //     Completions and texts end with the tokenizer's end-of-text token, if it has one. A prompt and
 //     the text after it are encoded separately: the text must begin with the space between them.
-//     Messages are a conversation (chat.h). Its prompt ends at the first trained answer. Its one
-//     choice is the rest: there the answers are trained, and all between them is only read.
+//     Messages are a conversation (chat.h). Its prompt ends before the first trained answer. Its
+//     one choice is all that follows: answers are trained, the text between them is only read.
 //   - labelled sentences, as in GLUE's SST-2: lines "sentence TAB number of the label". The first
 //     line may be a title. A prompt is a sentence and the template; the label words are choices:
 //         "a warm and witty film" + " It was"     then " terrible" (label 0) or " great" (label 1)
@@ -24,7 +24,7 @@
 //     task_view()    makes a part of a task
 //     task_pack()    puts several examples into each row that is trained
 //     task_batch()   fills rows with examples; task_targets(): counts their trained tokens
-//     task_row()     writes an example with a choice as a row; task_find(): finds those of a row
+//     task_row()     makes a row of an example and a choice; task_find(): finds the two of a row
 //
 // A fault in a file ends the program with one line. Sources: Malladi et al. 2023 (MeZO); Gao, Fisch
 // and Chen 2021 (templates and label words); Ding et al. 2024 (packing by best fit, without cuts).
@@ -39,14 +39,14 @@ typedef struct {
     size_t *example;           // (count + 1): the prompt of example i is piece example[i]. The next
                                // pieces, up to example[i+1] - 1, are its choices
     size_t *first;             // (pieces + 1): piece k is tokens first[k] .. first[k+1] - 1
-    int32_t *tokens;           // ~token: a token of a choice that is only read
+    int32_t *tokens;           // an untrained token inside a choice is stored as ~token
     int *label;                // (count): the right choice, from 0 on
     size_t pieces;             // pieces of the whole file
-    size_t longest;            // inputs of the longest row (task_row())
+    size_t longest;            // the number of inputs of the longest row (task_row())
     Chat chat;                 // the format of conversations; .format NULL: there are none
-    int labels;  // label words of one token each; then pieces are prompts only; else 0
+    int labels;  // the number of label words, if each is one token (no piece is a choice); else 0
     int32_t word[TASK_LABELS]; // the token of each label word
-    int32_t first_token;       // the first token of other prompts; -1: none
+    int32_t first_token;       // the first token of prompts that are no conversation; -1: none
     size_t rows;               // rows that task_pack() made; 0: each example is one row
     size_t *row, *packed;      // (rows + 1), (count): row k has the examples packed[row[k]] to
                                // packed[row[k+1] - 1]
@@ -66,7 +66,8 @@ typedef struct {
     char where[PATH_MAX + 32]; // the file and line, for messages
 } TaskReader;
 
-// Makes the tokens up to `end` a piece. A token outside the model's vocabulary is an error.
+// Makes a piece of the tokens from the end of the last piece up to `end`. A token outside the
+// model's vocabulary is an error.
 static void task_ends_piece(TaskReader *r, size_t end) {
     Task *t = &r->t;
     t->tokens = (int32_t *)r->out.ids;
@@ -80,10 +81,9 @@ static void task_ends_piece(TaskReader *r, size_t end) {
     t->first[t->pieces] = end;
 }
 
-// Adds a text of n bytes as a piece. If the text begins the example, the first token is added in
-// front; if it ends the example, the end-of-text token is added after it. A token that the text
-// already has there is not added. After an empty prompt, which has the first token, it is not added
-// again.
+// Adds a text of n bytes as a piece. begins: adds first_token in front. ends: adds the end-of-text
+// token behind. A token that the text already has there is not added. If the prompt is empty, its
+// piece is first_token alone, and the next piece does not begin with first_token again.
 static void task_piece(TaskReader *r, const char *text, size_t n, bool begins, bool ends) {
     const bool starts = begins || r->starts;
     const size_t at = r->out.count;
@@ -142,8 +142,8 @@ static void task_choices(TaskReader *r, const Json *choices) {
     }
 }
 
-// Adds the two pieces of a conversation: the part before the first trained answer, and the rest.
-// Leaves out untrained tokens at the end.
+// Adds the two pieces of a conversation. The prompt is all before the first trained token; the
+// choice is all from there on, without untrained tokens at the end.
 static void task_messages(TaskReader *r, const ChatMessage *list, size_t count) {
     size_t n, first = 0;
     int32_t *tokens = chat_encode(&r->t.chat, list, count, &n);
@@ -186,7 +186,7 @@ static void task_object(TaskReader *r, const Json *root) {
     enum { KEYS = 8, OTHERS = 6, REFUSED = 21 };
     static const char *const keys[KEYS] = {"prompt", "completion", "text", "choices", "answer",
                                            "messages", "conversations", "instruction"};
-    // Members of other forms; then members that would change which tokens are trained.
+    // Keys of forms that are unknown here; then keys that would change which tokens are trained.
     static const char *const refused[REFUSED] = {
         "input", "output", "context", "chosen", "question", "response",
         "system", "history", "tools", "functions", "images", "videos", "audios", "weight", "loss",
@@ -201,7 +201,7 @@ static void task_object(TaskReader *r, const Json *root) {
         value[k] = json_get(root, keys[k]);
         if (k <= 5 ? value[k] != NULL : !json_empty(value[k])) form |= 1 << k;
     }
-    // Alpaca's files repeat the other members in "text", with a prompt in words of 2023.
+    // In Alpaca's files, "text" is the other members again, joined by a fixed wording.
     if (form == (INSTRUCTION | TEXT) && json_get(root, "output") != NULL) form = INSTRUCTION;
     const bool chat = form == MESSAGES || form == SHARED || form == INSTRUCTION;
     const bool good = form == COMPLETION || form == TEXT || form == CHOICES || chat;
@@ -284,9 +284,9 @@ static void task_sentence(TaskReader *r, char *line, const char *template_text, 
     task_example(r, (size_t)label);
 }
 
-// Cuts "word|word|.." into labels, and returns their number. If each label is one token, it must be
-// one token after the template, too. (In GPT-2's vocabulary a space belongs to the word after it,
-// so that the template "It was " and the label "great" would be other tokens together.)
+// Cuts "word|word|.." into labels, and returns their number. If each label is one token, it must
+// stay this token when template and label are encoded together. ("It was " and "great" fail: GPT-2
+// has a token for " great", with the space.)
 static int task_labels(TaskReader *r, char *words, const char *template_text,
                        char *labels[TASK_LABELS]) {
     Task *t = &r->t;
@@ -359,11 +359,10 @@ static Task task_parse(const char *name, char *text, const char *labels, const c
     return r->t;
 }
 
-// Opens a file of examples. labels NULL: it is JSON. Else it has labelled sentences: label number i
-// is the i-th word of `labels`, "word|word|..", 2 to 16 of them, and a prompt is the sentence,
+// Opens a file of examples. labels NULL: the file is JSON. Else it has labelled sentences: `labels`
+// is "word|word|..", 2 to 16 words, and label number i is word i. A prompt is then the sentence,
 // without white space around it, and `template_text`. Prompts that are no conversation begin with
-// `first_token` (OPT: 2; -1: none). All tokens must be below `vocab`. format: that of
-// conversations (chat_open()).
+// `first_token` (OPT: 2; -1: none). All tokens must be below `vocab`. format, last: see TaskReader.
 static Task task_open(const char *path, const char *labels, const char *template_text,
                       const Tokenizer *tok, int32_t first_token, size_t vocab, int format,
                       bool last) {
@@ -391,11 +390,11 @@ static bool path_is_examples(const char *path) {
     return begins;
 }
 
-// Returns a view of examples from .. to-1.
+// Returns a view of the examples `from` to `to` - 1.
 static Task task_view(const Task *all, size_t from, size_t to) {
     Task v = *all;
     v.count = to - from;
-    v.example += from;  // its values still count pieces of the whole file
+    v.example += from;  // its values are still indices of pieces in the whole file
     v.label += from;
     return v;
 }
@@ -408,7 +407,8 @@ static Task task_view(const Task *all, size_t from, size_t to) {
 // than T inputs is cut. Its prompt loses tokens at the front, but not the token that begins every
 // text. A choice that is still too long loses its end. A conversation loses its last turns first.
 
-typedef struct { size_t prompt, choice, read; } TaskCut;  // how many stay; the untrained of choice
+// How many tokens of the prompt and of the choice stay; read: the untrained tokens in this choice.
+typedef struct { size_t prompt, choice, read; } TaskCut;
 
 static TaskCut task_cut(const Task *t, size_t i, size_t choice, size_t T) {
     const size_t k = t->example[i], prompt = piece_tokens(t, k);
@@ -476,7 +476,7 @@ static void task_pack(Task *t, size_t T) {
     enum { INDEX = 40 };                             // bits of the index of an example
     uint64_t *order = ALLOC(uint64_t, t->count, "packing");
     size_t *row_of = ALLOC(size_t, 2 * t->count, "packing"), *next = row_of + t->count;
-    size_t *open = ALLOC(size_t, T + 1, "packing");  // open[n]: 1 + a row with room n; 0: none
+    size_t *open = ALLOC(size_t, T + 1, "packing");  // open[n]: 1 + a row with n free; 0: none
     for (size_t i = 0; i < t->count; i++)
         order[i] = (T - cut_inputs(task_cut(t, i, (size_t)t->label[i], T))) << INDEX | i;
     qsort(order, t->count, sizeof *order, compare_words);
@@ -510,7 +510,7 @@ static size_t task_at(const Task *t, uint64_t seed, bool training, uint64_t posi
     return training ? epoch_index(seed, position, rows, &phase) : position % rows;
 }
 
-// A row of training, k, has the packed examples row_begin(k) to row_begin(k+1) - 1.
+// Row k of training has the examples row_example(j), j = row_begin(k) .. row_begin(k+1) - 1.
 static size_t row_begin(const Task *t, size_t k) { return t->rows > 0 ? t->row[k] : k; }
 
 static size_t row_example(const Task *t, size_t j) { return t->rows > 0 ? t->packed[j] : j; }
@@ -559,7 +559,7 @@ static size_t task_targets(const Task *t, uint64_t seed, uint64_t position, size
     return sum;
 }
 
-// Sums over all examples: how many are cut; inputs and trained tokens of the right choices.
+// How many examples are cut; the inputs and the trained tokens of all rows with a right choice.
 typedef struct { size_t cut, inputs, targets; } TaskSum;
 
 static TaskSum task_sum(const Task *t, size_t T) {

@@ -2,18 +2,18 @@
 //
 //     tokenizer_bytes()    makes a tokenizer in which a byte is a token
 //     tokenizer_open()     reads the tokenizer of a directory
-//     tokenizer_parse()    the same, with texts of some files given
+//     tokenizer_parse()    reads a tokenizer, where the texts of some files are given
 //     tokenizer_save()     writes the files of a tokenizer
 //     tokenizer_encode()   encodes a text
-//     tokenizer_text()     encodes a text, with the tokens around it
+//     tokenizer_text()     encodes a text, and adds a token in front and a token behind
 //     document_encode()    encodes a document to train on
 //     tokenizer_token()    the text of one token
 //     tokenizer_added()    the id of an added token; tokenizer_ends(): does a token end a text?
 //
 // A text is encoded in four steps. A family of models may leave some out:
 // 1. Added tokens, such as <|im_end|>, are cut out. The pieces between them are encoded separately.
-// 2. A piece is normalised: composed (nfc.h), or given a space in front. Then added tokens are cut
-//    out whose contents are normalised, too.
+// 2. A piece is normalised: composed (nfc.h), or given a space in front. Then added tokens whose
+//    flag `normalized` is true are cut out: they are searched for only now.
 // 3. A byte-level piece is cut into words (words.h). In the style of SentencePiece it is one word.
 // 4. The symbols of each word are merged (vocabulary.h).
 // A directory has a tokenizer.json, whose parts describe the steps, or vocab.json and merges.txt of
@@ -27,7 +27,7 @@
 
 #define TOKENIZER_EOT "<|endoftext|>"
 
-// The files of a tokenizer, in the order of saving. The last ones make a directory a tokenizer.
+// A tokenizer's files, in the order of saving. Needed: FILE_JSON, or FILE_VOCAB and FILE_MERGES.
 enum { FILE_CONFIG, FILE_GENERATION, FILE_MAP, FILE_ADDED, FILE_TEMPLATE, FILE_JSON = 6, FILE_VOCAB,
        FILE_MERGES, BESIDE_MODEL = FILE_TEMPLATE };
 static const char *const tokenizer_files[TOKENIZER_FILES] = {
@@ -39,7 +39,7 @@ static const char *const tokenizer_files[TOKENIZER_FILES] = {
 // Added tokens
 
 // Adds a token to a list. content: its n bytes in the file. known: the token is in the vocabulary.
-// flags: the values of added_flags.
+// flags: a value for each of added_flags.
 static void added_push(Tokenizer *t, const char *content, size_t n, uint32_t id, bool known,
                        const int *flags) {
     const bool normalized = flags[2], front = normalized && (t->steps & STEP_PREPEND);
@@ -136,16 +136,16 @@ typedef struct {
     Tokenizer *t;
     const char *path;          // for messages
     const Json *root, *vocabulary;
-    Json *beside[5];           // parsed: the first tokenizer_files, and config.json; NULL: missing
+    Json *beside[5];           // parsed: tokenizer_files[0 .. 3], and config.json; NULL: missing
     char paths[TOKENIZER_FILES][PATH_MAX];  // paths of tokenizer_files
-    size_t next;               // the id for the next token that is not in the vocabulary
-    const char *end;           // the end-of-text token of merges.txt; NULL: tokenizer.json is read
-    uint32_t bos, eos;         // the tokens with which a text begins and ends, by the other files
+    size_t next;               // the id of the next added token that is not in the vocabulary
+    const char *end;           // with merges.txt: the default end-of-text token; else NULL
+    uint32_t bos, eos;         // bos_token and eos_token, from FILE_CONFIG or FILE_MAP
     Error *err;
 } PartReader;
 
-// The known steps, in the order in which a part must have them, and pairs of a member and the value
-// that it must have.
+// The steps that are known here, in the order that they must have in a part. members: keys of the
+// step, each followed by the value that it must have.
 static const struct { const char *part, *type; int step; const char *members[7]; } known_steps[] = {
     {"normalizer", "NFC", STEP_NFC, {NULL}},
     {"normalizer", "Prepend", STEP_PREPEND, {"prepend", TOKENIZER_SPACE}},
@@ -160,7 +160,7 @@ static const struct { const char *part, *type; int step; const char *members[7];
     {"decoder", "ByteFallback", STEP_FALLBACK, {NULL}},
     {"decoder", "Fuse", STEP_FUSE, {NULL}},
     {"decoder", "Strip", STEP_STRIP, {"content", " ", "start", "1", "stop", "0"}},
-    {"post_processor", "ByteLevel", 0, {NULL}},  // changes only offsets
+    {"post_processor", "ByteLevel", 0, {NULL}},  // changes no tokens, only offsets
     {"post_processor", "TemplateProcessing", 0, {NULL}}};
 
 static bool part_refuse(PartReader *r, const char *part, const char *what) {
@@ -230,7 +230,7 @@ static bool read_model(PartReader *r) {
     const Json *merges = json_get(m, "merges"), *added = json_get(r->root, "added_tokens");
     const int fallback = json_flag(m, "byte_fallback", false);
     const int ignore = json_flag(m, "ignore_merges", false);
-    size_t bytes = added != NULL ? added->length : 0;  // of files with added tokens
+    size_t bytes = added != NULL ? added->length : 0;  // of all JSON with added tokens
     if (json_get(m, "type") != NULL && !json_is(json_get(m, "type"), "BPE"))
         return part_refuse(r, "model", "of a type other than BPE");
     if (vocabulary == NULL || vocabulary->type != JSON_OBJECT || vocabulary->count == 0
@@ -253,15 +253,15 @@ static bool read_model(PartReader *r) {
                            ? "with bytes that have no token"
                            : "without byte_fallback, <0x00> to <0xFF> and U+2581, or with "
                              "ignore_merges");
-    for (int i = '\t'; i <= 0xF0; i++)  // UTF-8 text has no 0xC0, 0xC1, 0xF1 .., few below ' '
+    for (int i = '\t'; i <= 0xF0; i++)  // ordinary text has \t .. \r, ' ' .. 0xBF, 0xC2 .. 0xF0
         if (t->byte_id[i] == TOKENIZER_NONE && (i <= '\r' || i >= ' ') && (i & 0xFE) != 0xC0)
             return part_refuse(r, "model", "with bytes of ordinary text that have no token");
     return tokenizer_read_merges(t, r->path, vocabulary, merges, r->err);
 }
 
-// Adds a token of tokenizer.json, or (beside) of another file. A token that is not in the
-// vocabulary gets the next id after it. If tokenizer.json has a token with this id, the content
-// must be equal, and the flags are replaced.
+// Adds a token of tokenizer.json, or, if `beside`, of another file. A token that the vocabulary
+// lacks must have the next id after the vocabulary. If a token of tokenizer.json has this id, its
+// content and `normalized` must be equal, and its other flags are replaced.
 static bool added_read(PartReader *r, const Json *text, size_t id, const int *flags, bool beside) {
     Tokenizer *t = r->t;
     AddedToken *old = beside && id < t->vocab ? added_token(t, (int32_t)id) : NULL;
@@ -292,7 +292,7 @@ static const Json *token_text(const Json *value) {
     return text != NULL && text->type == JSON_STRING && text->length > 0 ? text : NULL;
 }
 
-// Adds a token that another file calls special, if the vocabulary has it. Returns its id.
+// Adds a special token of a file beside tokenizer.json, if the vocabulary has it. Returns its id.
 static uint32_t added_name(PartReader *r, const Json *value) {
     const Json *text = token_text(value);
     int flags[5] = {0, 1};
@@ -324,7 +324,7 @@ static bool read_added(PartReader *r) {
             size_t id = k == 1 ? strtoul(i->key, &end, 10) : 0;
             bool wrong = k == 1 ? *end != '\0' : !json_size(json_get(i, "id"), &id);
             int flags[5];
-            for (int f = 0; f < 5; f++)  // the default of normalized in other files is: not special
+            for (int f = 0; f < 5; f++)  // in other files, `normalized` is by default !special
                 wrong |= (flags[f] = json_flag(i, added_flags[f],
                                                k > 0 && f == 2 && !flags[1])) < 0;
             if (wrong || flags[0] || text == NULL)
@@ -381,8 +381,8 @@ static bool read_template(PartReader *r) {
         || part_refuse(r, "post_processor", "with add_bos_token false in tokenizer_config.json");
 }
 
-// Sets the token that ends a text, by the other files, and the tokens that end an answer, by
-// generation_config.json or else config.json.
+// Sets the token that ends a text (eos_token, or else a default), and the tokens that end an answer
+// (eos_token_id in generation_config.json, or else in config.json).
 static void read_ends(PartReader *r) {
     Tokenizer *t = r->t;
     const Json *config = r->beside[FILE_CONFIG];
@@ -400,7 +400,7 @@ static void read_ends(PartReader *r) {
         if (eot == TOKENIZER_NONE && json_member(config, "eos_token") == NULL)
             eot = tokenizer_added(t, r->end);
         if (r->bos == TOKENIZER_NONE && json_member(config, "bos_token") == NULL)
-            r->bos = tokenizer_added(t, r->end);  // as GPT-2's class does
+            r->bos = tokenizer_added(t, r->end);  // transformers' GPT2Tokenizer does so
         if (json_flag(config, "add_bos_token", false) == 1) t->bos = (int)r->bos;
         if (json_flag(config, "add_eos_token", false) == 1) t->behind = (int)eot;
     } else {
@@ -413,8 +413,8 @@ static void read_ends(PartReader *r) {
     if (t->behind < 0 && t->bos >= 0 && t->bos != t->eot) t->behind = t->eot;
 }
 
-// Are vocab.json and merges.txt those of GPT-2's class, by tokenizer_config.json, or else by the
-// model's type in config.json? If not, r->err has the reason.
+// Are vocab.json and merges.txt for transformers' GPT2Tokenizer? tokenizer_config.json tells the
+// class, or else config.json. If they are not, r->err has the reason.
 static bool merges_known(const PartReader *r, const char *dir) {
     static const char *const names[4] = {"GPT2Tokenizer", "GPT2TokenizerFast", "gpt2", "opt"};
     const Json *name = json_get(r->beside[FILE_CONFIG], "tokenizer_class");
@@ -427,8 +427,8 @@ static bool merges_known(const PartReader *r, const char *dir) {
                      "tokenizer.json", dir, name->type == JSON_STRING ? name->string : "no name");
 }
 
-// Adds tokenizer_class to tokenizer_config.json, or makes this file: the config.json of a model
-// trained here may have another model_type. end: the end-of-text token, as JSON.
+// Adds tokenizer_class to tokenizer_config.json, or makes this file. Without it, readers would take
+// the class by model_type, which may be another family's. end: the end-of-text token, as JSON.
 static void merges_name(PartReader *r, const char *end) {
     const Json *config = r->beside[FILE_CONFIG];
     TokenizerFile *file = &r->t->files[FILE_CONFIG];
@@ -439,7 +439,7 @@ static void merges_name(PartReader *r, const char *end) {
     fputs("{\"tokenizer_class\": \"GPT2Tokenizer\"", f);
     if (config != NULL)
         fprintf(f, "%s%s", config->count > 0 ? ", " : "", strchr(before, '{') + 1);
-    else  // null, not left out: transformers would add <|endoftext|>
+    else  // a token may be null; if it were left out, transformers would add <|endoftext|>
         fprintf(f, ", \"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
                 "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
     text_close(f);
@@ -463,7 +463,7 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
         json_free(json);
         return NULL;
     }
-    // OPT's vocabulary also has GPT-2's token, which OPT never uses.
+    // OPT ends a text with </s>. Its vocabulary also has <|endoftext|>, which OPT never uses.
     r->end = config == NULL && (type != NULL ? json_is(type, "opt")
              : vocabulary_find(json, "<s>", 3) != TOKENIZER_NONE) ? "</s>" : TOKENIZER_EOT;
     const uint32_t id = vocabulary_find(json, r->end, strlen(r->end));
@@ -472,7 +472,7 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     fprintf(f, "{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": %s}, "
             "\"decoder\": {\"type\": \"ByteLevel\"}, \"added_tokens\": [",
             json_flag(config, "add_prefix_space", false) == 1 ? "true" : "false");
-    // If tokenizer_config.json lacks one of the three names, the class takes this token.
+    // If tokenizer_config.json lacks one of these three tokens, GPT2Tokenizer takes r->end for it.
     if (id != TOKENIZER_NONE
         && (json_member(config, "unk_token") == NULL || json_member(config, "eos_token") == NULL
             || json_member(config, "bos_token") == NULL))
@@ -491,9 +491,9 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     return text;
 }
 
-// Fills a tokenizer from the files of dir: tokenizer.json, or else vocab.json and merges.txt, and
-// the files beside. A file whose text *t has already is not read; dir NULL: none is. On error frees
-// *t and returns NULL, with the reason in err.
+// Fills *t from the files of dir: tokenizer.json, or else vocab.json and merges.txt, and the other
+// tokenizer_files. Does not read a file whose text is in t->files already. dir NULL: reads no file.
+// On error frees *t and returns NULL, with the reason in err.
 static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     char path[PATH_MAX] = "", model[PATH_MAX] = "", *made = NULL;
     PartReader *r = ALLOC(PartReader, 1, "tokenizer");
@@ -513,7 +513,7 @@ static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
         const bool decides = needed || i == FILE_JSON;
         file->text = (decides ? text_read : file_read)(r->paths[i], &file->length, err);
         ok = file->text != NULL;
-        const bool old = i == FILE_ADDED || (i == FILE_MAP  // the decoder has its tokens
+        const bool old = i == FILE_ADDED || (i == FILE_MAP  // added_tokens_decoder has its tokens
                          && json_get(r->beside[FILE_CONFIG], "added_tokens_decoder") != NULL);
         if (ok && i < BESIDE_MODEL && !old)
             ok = (r->beside[i] = json_named(r->paths[i], file->text, file->length, err)) != NULL;
@@ -574,8 +574,8 @@ enum {
     TOKENIZER_INSIDE = 4    // an added token stands before this text
 };
 
-// Encodes a byte-level piece. With STEP_DIGITS each number is a piece of its own: white space
-// before it is then at the end of a text.
+// Encodes a byte-level piece. With STEP_DIGITS each numeric character is a word by itself, and the
+// text before it is cut into words as if it ended there.
 static void encode_bytes(const Tokenizer *t, const char *s, size_t n, Tokens *out) {
     for (size_t at = 0, end, length = 0; at < n; at = end + length) {
         end = t->steps & STEP_DIGITS ? at : n;  // the start of the next number
@@ -589,8 +589,8 @@ static void encode_bytes(const Tokenizer *t, const char *s, size_t n, Tokens *ou
     }
 }
 
-// Encodes a piece in the style of SentencePiece, as one word. The word is cut between two bytes
-// that no token has side by side: the tokens are the same, and merging is faster.
+// Encodes a piece in the style of SentencePiece, where it is one word. Cuts this word between two
+// bytes that no token has side by side: the tokens are the same, and merging is faster.
 static void encode_spaced(const Tokenizer *t, const char *s, size_t n, Tokens *out) {
     const unsigned char *u = (const unsigned char *)s;
     for (size_t at = 0, end = 1; at < n; at = end++) {
@@ -599,8 +599,8 @@ static void encode_spaced(const Tokenizer *t, const char *s, size_t n, Tokens *o
     }
 }
 
-// Returns a text of *n bytes with a space for each U+2581 and, with `front`, one in front. Returns
-// s itself if nothing changes; else *room is a copy, to be freed.
+// Replaces each U+2581 in a text of *n bytes by a space. front: also puts a space in front. Returns
+// s if nothing changes; else returns a copy and stores it in *room, to be freed.
 static const char *text_spaced(const char *s, size_t *n, bool front, char **room) {
     if (!front && memmem(s, *n, TOKENIZER_SPACE, 3) == NULL) return s;
     *room = (char *)malloc(*n + 1);
@@ -610,8 +610,8 @@ static const char *text_spaced(const char *s, size_t *n, bool front, char **room
     return *room;
 }
 
-// Encodes a normalised piece without added tokens. Metaspace puts a space in front of the first
-// piece of a text that does not begin with one.
+// Encodes a normalised piece without added tokens. STEP_METASPACE puts a space in front of a text's
+// first piece, unless the piece begins with a space.
 static void encode_piece(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
     const bool space = s[0] == ' ' || (n >= 3 && memcmp(s, TOKENIZER_SPACE, 3) == 0);
     const bool front = !space && !(how & (TOKENIZER_GOES_ON | TOKENIZER_INSIDE));
@@ -648,8 +648,8 @@ static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_
     return white;
 }
 
-// Cuts out the added tokens whose contents are normalised (`normalized`) or are not, and encodes
-// the pieces between. White space that belongs to a token (lstrip, rstrip) is in no piece.
+// Cuts out the added tokens whose flag normalized equals the argument. Encodes the pieces between
+// them. White space before a token with lstrip, or after one with rstrip, is in no piece.
 static void encode_added(const Tokenizer *t, bool normalized, const char *s, size_t n, int how,
                          Tokens *out) {
     const bool spaces = !normalized || !(t->steps & STEP_PREPEND);
@@ -693,10 +693,9 @@ static void tokenizer_text(const Tokenizer *t, const char *text, size_t n, int h
     if (behind >= 0 && !ends) tokens_add(out, (uint32_t)behind);
 }
 
-// Encodes n bytes, from `at` on, of a training document of `all` bytes. The token that begins every
-// text is in front of the document. If the tokenizer has none, the token that ends a text is, as in
-// GPT-2's training; but not in front of the first document or after another such token (first).
-// After the document is the token Tokenizer.behind.
+// Encodes n bytes, from `at` on, of a training document of `all` bytes. Puts t->bos in front of the
+// document, and t->behind after it. If the tokenizer has neither, puts t->eot in front, as in
+// GPT-2's training; but not if `first`: no document, or t->eot already, is before this document.
 static void document_encode(const Tokenizer *t, const char *text, size_t all, size_t at, size_t n,
                             bool first, Tokens *out) {
     const int front = t->bos >= 0 ? t->bos : t->behind >= 0 || first ? -1 : t->eot;

@@ -32,15 +32,15 @@ typedef struct {
     size_t start;                          // in Tokenizer.bytes
     uint32_t length;                       // 0: there is no token with this id
     bool whole;                            // a word with this text has been merged to this token
-    bool front;                            // a space is stored before the text; output has it
+    bool front;                            // a space is stored before `start`, and is output, too
 } TokenText;
 typedef struct { uint32_t left, right, result; } TokenMerge;
 typedef struct { uint32_t hash, place; } TokenPlace;  // place: 1 + an index; 0: unused
 
 // An added token. It is found in a text before the text is cut into words.
 typedef struct {
-    char *content, *name;                  // what is searched for, which may be normalised; and
-                                           // its text in the file, in the same memory
+    char *content, *name;                  // content: the text to search for, maybe normalised.
+                                           // name: the token's text in the file (same malloc())
     size_t length;
     uint32_t id;
     bool special, normalized, lstrip, rstrip;
@@ -51,7 +51,7 @@ typedef struct {
     bool first[256];                       // is there a content that begins with this byte?
 } AddedTokens;
 
-// The steps of encoding; then those of decoding.
+// The steps of encoding; from STEP_UNBYTES on, the steps of decoding.
 enum {
     STEP_NFC = 1, STEP_PREPEND = 2,         // composes a piece; puts a space in front of it
     STEP_REPLACE = 4,                       // replaces spaces by U+2581
@@ -59,7 +59,7 @@ enum {
     STEP_DIGITS = 16, STEP_SPLIT = 32,      // makes numbers pieces; cuts words by an expression
     STEP_BYTES = 64, STEP_WORDS = 128,      // is byte-level; cuts words by GPT-2's expression
     STEP_UNBYTES = 256,                     // decodes a byte-level text
-    STEP_SPACES = 512, STEP_FALLBACK = 1024, STEP_FUSE = 2048,  // decode U+2581 and <0x00> ..
+    STEP_SPACES = 512, STEP_FALLBACK = 1024, STEP_FUSE = 2048,  // decode U+2581; <0x00> ..; join
     STEP_STRIP = 4096                       // decoding removes the first space
 };
 
@@ -77,8 +77,8 @@ typedef struct Tokenizer {
     bool byte_level;                       // else the style of SentencePiece
     const WordRule *rule;                  // cuts a byte-level piece into words
     unsigned char *classes;                // classes of code points (words.h)
-    AddedTokens added[2];                  // those found before a piece is normalised; after it
-    size_t vocab, base;                    // largest id + 1, with added tokens and without
+    AddedTokens added[2];                  // [0]: found before a piece is normalised; [1]: after
+    size_t vocab, base;                    // vocab: largest id + 1; base: without added tokens
     uint32_t byte_id[256];                 // the token of a byte as a symbol; TOKENIZER_NONE: none
     TokenText *tokens;                     // [vocab]
     char *bytes;                           // the texts of all tokens
@@ -124,7 +124,7 @@ static uint32_t tokenizer_byte_to_char(int byte) {
     return byte == 173 ? 323 : (uint32_t)byte;
 }
 
-// Returns the byte that a printable code point is written for, or -1.
+// Returns the byte that files write as code point c, or -1.
 static int tokenizer_char_to_byte(uint32_t c) {
     int byte = c < 256 ? (int)c : c < 289 ? (int)c - 256 : c < 323 ? (int)c - 162 : 173;
     return c <= 323 && tokenizer_byte_to_char(byte) == c ? byte : -1;
@@ -203,8 +203,8 @@ static uint32_t vocabulary_find(const Json *vocabulary, const char *key, size_t 
     return (uint32_t)id;
 }
 
-// Stores the text of a token that the file writes as key, of n bytes. Returns true if merges can
-// make the token: its text consists of symbols.
+// Stores the text of token `id`, which the file writes as `key`, in n bytes. Returns true if the
+// text consists of symbols, so that merges can make the token.
 static bool tokenizer_store(Tokenizer *t, size_t id, const char *key, size_t n) {
     char *text = t->bytes + t->used;
     const int byte = t->byte_level ? -1 : tokenizer_hex(key, n);
@@ -212,7 +212,7 @@ static bool tokenizer_store(Tokenizer *t, size_t id, const char *key, size_t n) 
     const bool symbols = t->byte_level ? length > 0 : byte < 0 && memchr(key, ' ', n) == NULL;
     if (byte >= 0) text[length++] = (char)byte;
     else if (!t->byte_level) length = tokenizer_spaces(key, n, text);
-    else if (!symbols) memcpy(text, key, length = n);  // the text is not encoded
+    else if (!symbols) memcpy(text, key, length = n);  // the key is the text itself
     t->tokens[id] = (TokenText){t->used, (uint32_t)length, false, false};
     t->used += length;
     return symbols;
@@ -313,7 +313,7 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vo
         const size_t a = pair ? left->length : text ? strcspn(m->string, " ") : 0;
         const size_t b = pair ? right->length : text && a < m->length ? m->length - a - 1 : 0;
         number++;
-        // Hugging Face skips such a line wherever it stands.
+        // Hugging Face skips a line with #version at any place of the list.
         if (text && strncmp(m->string, "#version", 8) == 0) continue;
         memcpy(both, pair ? left->string : m->string, a);
         memcpy(both + a, pair ? right->string : m->string + m->length - b, b);
@@ -330,7 +330,7 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vo
             what = "gives a token that is not in the vocabulary";
         else if (found->place > 0) what = "occurs twice";
         if (!t->byte_level && (tokenizer_hex(both, a) >= 0 || tokenizer_hex(both + a, b) >= 0))
-            memset(t->joins, true, 1 << 16);  // bytes become a token with other bytes
+            memset(t->joins, true, 1 << 16);  // a byte's token may merge with any other
         t->merges[t->merge_count++] = merge;
         found->hash = hash;
         found->place = (uint32_t)t->merge_count;
@@ -342,8 +342,8 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vo
 // ---------------------------------------------------------------------------------------------
 // Merging
 
-// Adds a pair to a binary heap, if the list has a merge for it. The smallest item is at the top: an
-// item is rank << 32 | position, so the leftmost of equal pairs is first.
+// Adds the pair of the tokens at `left` and `right` to a binary heap, if the list has a merge for
+// it. An item is rank << 32 | left. The smallest item is at the top: of equal pairs, the leftmost.
 static void tokenizer_heap_push(const Tokenizer *t, uint64_t *heap, size_t *count,
                                 const uint32_t *ids, size_t left, size_t right) {
     const uint32_t rank = tokenizer_rank(t, ids[left], ids[right]);
@@ -367,8 +367,8 @@ static uint64_t tokenizer_heap_pop(uint64_t *heap, size_t *count) {
 }
 
 // Merges the n tokens of a word in place, and returns how many are left. The tokens are a linked
-// list; the pairs are in a heap, with 2n places: each merge takes one pair out and adds at most
-// two. A pair that is no longer there when it is taken out is dropped.
+// list. Their pairs are in a heap, with 2n places: each merge takes one pair out of the heap and
+// adds at most two. A pair is dropped if its tokens have changed when it is taken out.
 static size_t tokenizer_merge(const Tokenizer *t, uint32_t *ids, size_t n) {
     uint64_t few[3 * TOKENIZER_SHORT], *room = few;
     if (n > TOKENIZER_SHORT) room = ALLOC(uint64_t, 3 * n, "a long word");
@@ -384,7 +384,7 @@ static size_t tokenizer_merge(const Tokenizer *t, uint32_t *ids, size_t n) {
     while (count > 0) {
         const uint64_t top = tokenizer_heap_pop(heap, &count);
         const uint32_t rank = (uint32_t)(top >> 32), i = (uint32_t)top, j = next[i];
-        // A merge replaced one of the two tokens. (An i that has become the last one changed, too.)
+        // Token i or j has changed. (If j is n, token i has changed, so that ids[n] is not read.)
         if (t->merges[rank].left != ids[i] || t->merges[rank].right != ids[j]) continue;
         ids[i] = t->merges[rank].result;
         ids[j] = TOKENIZER_NONE;

@@ -11,7 +11,7 @@
 //      ?\p{N}+                    numbers, and a space in front of them
 //      ?[^\s\p{L}\p{N}]+          other characters, and a space in front of them
 //     \s+(?!\S)|\s+               white space; its last character is left for a word after it
-// WordRule has the differences of the newer ones. Tekken (Mistral Nemo and later) has no
+// WordRule says how newer expressions differ. Tekken's (Mistral Nemo and later) has no
 // contractions, and begins a word at a capital after a small letter: word_cased(). A byte that is
 // not valid UTF-8 counts as one code point that is no letter, number or space.
 #ifndef TIDE_WORDS_H
@@ -21,10 +21,10 @@
 
 typedef struct {
     const char *expression;         // as tokenizer.json has it
-    // Newer: contractions may be in upper case. Any character but CR, LF, a letter or a number may
-    // stand before letters, and no space before numbers. Other characters include the CRs and LFs
-    // after them. White space ends after its last CR or LF.
-    bool newer, cased;              // cased: Tekken's; other characters include "/" after them, too
+    // newer: contractions may be in upper case. A word of letters may begin with any character but
+    // CR, LF or a number; a word of numbers does not begin with a space. A word of other characters
+    // ends with the CRs and LFs after it, and a word of white space after its last CR or LF.
+    bool newer, cased;              // cased: Tekken's. After other characters, "/" counts like CR
     size_t max_number;              // the most numbers in one word
 } WordRule;
 
@@ -51,7 +51,7 @@ enum {
     WORD_UPPER = 16,           // a capital, a letter without case, or a mark
     WORD_LOWER = 32,           // a small letter, a letter without case, or a mark
     WORD_POINTS = 0x323b0,     // code points from here on are of class UNICODE_OTHER
-    WORD_END = UNICODE_SPACE + 1  // the class after the last code point of a text
+    WORD_END = UNICODE_SPACE + 1  // the class of the "next code point" at the end of a text
 };
 
 // Sets a bit of the code points in n / 2 ranges, which are given as first and last code points.
@@ -64,7 +64,7 @@ static void word_mark(unsigned char *classes, const uint32_t *ranges, size_t n, 
 // ranges would take most of the time.
 static unsigned char *word_classes_make(void) {
     enum { LETTER = UNICODE_LETTER, BOTH = WORD_UPPER | WORD_LOWER };
-    static const unsigned char bits[UNICODE_MARK + 1] = {  // by the kinds in unicode_ranges
+    static const unsigned char bits[UNICODE_MARK + 1] = {  // for each kind of unicode_ranges
         UNICODE_OTHER, LETTER | BOTH, UNICODE_NUMBER | WORD_NUMERIC, UNICODE_SPACE,
         LETTER | WORD_UPPER, LETTER | WORD_LOWER, UNICODE_OTHER | BOTH};
     unsigned char *classes = ALLOC(unsigned char, WORD_POINTS, "classes of characters");
@@ -98,7 +98,7 @@ static inline int word_class(const unsigned char *classes, const char *s, size_t
 // ---------------------------------------------------------------------------------------------
 // Words
 
-// Returns the end of a run, from `at` on, of at most `most` code points of one class.
+// Skips at most `most` code points of class `kind`, from `at` on. Returns where they end.
 static inline size_t word_run(const unsigned char *classes, const char *s, size_t at, size_t n,
                               int kind, size_t most) {
     size_t length;
@@ -107,7 +107,7 @@ static inline size_t word_run(const unsigned char *classes, const char *s, size_
     return at;
 }
 
-// Returns the bytes of a contraction if a text, which begins with an apostrophe, has one, or 0.
+// Returns the length of the contraction with which a text begins, or 0. s[0] is an apostrophe.
 static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
     static const char *const ends[7] = {"s", "t", "re", "ve", "m", "ll", "d"};
     for (int i = 0; i < 7; i++) {
@@ -121,8 +121,8 @@ static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
 
 // Returns the end of Tekken's word whose letters begin at `at`, or 0. The word is a run without
 // small letters and then one or more letters that are no capitals; or a run without small letters
-// alone. The first run gives letters back to the second until that has one, as in a regular
-// expression.
+// alone. As in a regular expression, the first run gives letters back to the second run until the
+// second has a letter.
 static size_t word_cased(const unsigned char *classes, const char *s, size_t at, size_t n) {
     size_t length, end = at, last = 0;  // last: the end of the last letter that is no capital
     for (int bits, run = WORD_UPPER; end < n; end += length) {
@@ -145,7 +145,7 @@ static size_t word_length(const WordRule *rule, const unsigned char *classes, co
     if (contraction > 0) return contraction;
     const bool prefix = space || (rule->newer && kind != UNICODE_NUMBER && s[0] != '\r'
                                   && s[0] != '\n');
-    if (rule->cased) {  // a mark in front counts as a letter, and the word is the same
+    if (rule->cased) {  // a mark that stands first counts as a letter, not as a prefix
         const bool leads = prefix && !(bits & (WORD_UPPER | WORD_LOWER));
         const size_t end = word_cased(classes, s, leads ? first : 0, n);
         if (end > 0) return end;
@@ -161,8 +161,8 @@ static size_t word_length(const WordRule *rule, const unsigned char *classes, co
                && (s[end] == '\r' || s[end] == '\n' || (rule->cased && s[end] == '/'))) end++;
         return end;
     }
-    size_t end = 0, last = 0, line = 0;  // the ends of the white space: whole; without its last
-                                         // character; after its last CR or LF
+    size_t end = 0, last = 0, line = 0;  // end: where the white space ends; last: where its last
+                                         // character begins; line: the end of its last CR or LF
     for (size_t length; end < n && word_class(classes, s + end, n - end, &length) == UNICODE_SPACE;
          end += length) {
         last = end;
