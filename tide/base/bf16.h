@@ -125,7 +125,7 @@ HOST_DEVICE static inline uint32_t random_upper(float f, uint32_t r) {
     return f != f ? float_bits(f) | 0x400000 : float_bits(f) + r;
 }
 
-// Copies n bf16 numbers to floats (out), or rounds n floats to the nearest bf16 numbers.
+// If `out`, copies n bf16 numbers to floats; else rounds n floats to the nearest bf16 numbers.
 static inline void bf16_move(uint16_t *stored, float *w, size_t n, bool out) {
     #pragma omp parallel for if (n > 1 << 16)
     for (size_t i = 0; i < n; i++) {
@@ -134,7 +134,7 @@ static inline void bf16_move(uint16_t *stored, float *w, size_t n, bool out) {
     }
 }
 
-// Joins the two parts of n master weights to floats (out), or splits n floats into the two parts.
+// If `out`, joins the two parts of n master weights to floats; else splits n floats into the parts.
 static inline void master_move(uint16_t *weights, uint16_t *low, float *w, size_t n, bool out) {
     #pragma omp parallel for if (n > 1 << 16)
     for (size_t i = 0; i < n; i++) {

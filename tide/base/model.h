@@ -3,7 +3,7 @@
 // activations. Nothing here computes a forward or backward pass.
 //
 //     gpt2_preset()        fills a configuration by its name; call gpt2_finish() after any change
-//     gpt2_table()         lists all parameter tensors; gpt2_tensor_at(): finds that of an element
+//     gpt2_table()         lists all parameter tensors; gpt2_tensor_at(): finds an element's tensor
 //     LAYER_ACTIVATIONS    lists the activations of a layer that backward reads
 //     gpt2_init_range()    makes the first values of a part of a tensor
 //     gpt2_flops_per_token()   counts the operations of a forward and backward pass
@@ -95,7 +95,7 @@ static size_t config_window(const GPT2Config *c) {
 static bool config_slides(const GPT2Config *c, size_t T) { return c->window > 0 && c->window < T; }
 // Returns sees (N / T, T): for each token, the place in its row of the first token that it sees.
 // That token is in its document (begins; NULL: a row is one document) and in its window. If no row
-// is longer than the window, this is begins itself; else fills sees.
+// is longer than the window, returns begins; else fills and returns sees.
 static const int32_t *window_sees(int32_t *sees, const int32_t *begins, size_t N, size_t T,
                                   const GPT2Config *c) {
     if (!config_slides(c, T)) return begins;
@@ -106,7 +106,7 @@ static const int32_t *window_sees(int32_t *sees, const int32_t *begins, size_t N
     return sees;
 }
 
-// Returns the numbers of one layer's cache for one token: its key and its value, (2, NKV HS).
+// Returns how many numbers a layer's cache has for a token: its key and its value, (2, NKV HS).
 static size_t cache_row(const GPT2Config *c) { return 2 * config_kv(c) * config_head(c); }
 
 static bool config_biased(const GPT2Config *c, int product) { return !(c->unbiased & product); }
@@ -114,7 +114,7 @@ static float config_eps(const GPT2Config *c) {
     return c->norm_eps > 0 ? (float)c->norm_eps : LAYERNORM_EPS;
 }
 
-// Sets the derived fields. Refuses a configuration that is no model. Call it after any change.
+// Sets the derived fields. Refuses impossible configurations. Must be called after any change.
 static bool gpt2_finish(GPT2Config *c, Error *err) {
     if (c->layers < 1 || c->layers > 1000) return error_set(err, "layers must be 1 to 1000");
     if (c->channels < 1 || c->channels > 1 << 16)

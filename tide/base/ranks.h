@@ -27,7 +27,7 @@
 
 typedef struct {
     int rank, world;         // this process, and how many there are
-    int local, local_world;  // the same on this machine; rank `local` uses GPU number `local`
+    int local, local_world;  // the same for this machine; the process uses GPU number `local`
     int port;                // rank 0 listens there, at `address`
     int timeout;             // seconds in which all ranks must meet at the start
     char address[256];
@@ -171,7 +171,7 @@ static void ranks_tune(int fd, double seconds) {
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
 }
 
-// Returns a socket that listens at an address, or is connected to it. On error -1, and why.
+// Returns a socket that listens at an address, or is connected to it. On error -1, and sets *why.
 static int ranks_socket(const char *name, bool listens, double seconds, Error *why) {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
     char port[16];

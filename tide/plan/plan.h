@@ -22,7 +22,7 @@ typedef struct {
     double attention;          // the part of compute that is attention
     double other;              // the GPU's other work in the compute stream
     double update;             // from the norm until all weights and state are in their places
-    double bound;  // the least time of the update by rates.h, if nothing begins earlier; 0: none
+    double bound;  // update_bound() of rates.h, if no work began before the norm; 0: unknown
     char limit[40];            // the limits of the machine that make this bound
     double h2d_bytes, d2h_bytes;   // gradients, weights and state on the link
     double stall_forward;      // waits before parts of forward, for new weights
@@ -139,7 +139,7 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
 // ---------------------------------------------------------------------------------------------
 // For people
 
-// The planned run, for the text about it.
+// What the printed text needs to know of the planned run.
 typedef struct {
     size_t tokens;           // tokens of a step, on all GPUs
     size_t world;            // GPUs that train together
@@ -148,7 +148,7 @@ typedef struct {
     bool zeroth;             // zeroth order: there is no backward pass
 } PlanRun;
 
-// Prints how long a step is, and what is at work in it.
+// Prints how long a step is, and how busy each part of the machine is in it.
 static void plan_print_speed(const Rates *rates, const PlanRun *run, const Prediction *pred) {
     const double flops = rates->gpu_flops * (pred->compute - pred->attention)
                        + rates->gpu_attention * pred->attention;

@@ -79,7 +79,7 @@ static bool rates_load(Rates *rates, const char *path, Error *err) {
     return any || error_set(err, "%.300s: names no rate", path);
 }
 
-// Writes rates for rates_load(), with three digits: two measurements differ in the fourth.
+// Writes rates for rates_load(), with three digits: a fourth would differ at each measurement.
 static void rates_write(FILE *f, const Rates *rates) {
     for (int i = 0; i < RATE_FIELDS; i++) {
         const double v = *rate_at(rates, i);

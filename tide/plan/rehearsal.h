@@ -1,6 +1,6 @@
 // rehearsal.h: a step that is written down instead of run: the work of each stream, the jobs for
 // which it waits, and the time that a machine (rates.h) takes. No CUDA here: queue.cuh rehearses.
-//   rehearsal_begin(), rehearsal_end()     open and close one; queue.cuh calls the others
+//   rehearsal_begin(), rehearsal_end()     open and close it; queue.cuh calls what follows
 //   rehearse_stream(), rehearse_event()    make a stream; an event
 //   rehearse_wait(), rehearse_record()     let a stream wait for an event; record one
 //   rehearse(), rehearse_span()            give a stream work; name the work for the trace
@@ -11,8 +11,8 @@
 //   - The copies in one direction share the link. Its speed is `h2d` or `d2h`; `_duplex` while the
 //     other direction is busy; `_host` while the cores are; `_busy` while both are.
 //   - Both directions and the cores share host memory evenly: `dram` bytes a second, or `dram_dma`
-//     while both directions are busy. A part that needs less than its share leaves the rest to the
-//     others. But if the _host and _busy rates are known, the link has these speeds.
+//     while both directions are busy. Any of the three that needs less than its share leaves some
+//     to the others. But if the _host and _busy rates are known, the link has these speeds.
 //   - Collectives take the time of rates.h, one by one, whatever else is under way.
 // A rate of 0 is unknown, and limits nothing.
 #ifndef TIDE_REHEARSAL_H
@@ -56,7 +56,7 @@ typedef struct {
     size_t memory;           // the next address that rehearse_memory() returns
 } Rehearsal;
 
-static Rehearsal *rehearsal;  // the open one; NULL: work is run
+static Rehearsal *rehearsal;  // the open rehearsal; NULL: none, so work is really run
 
 static int rehearse_stream(void) {
     Rehearsal *q = rehearsal;
@@ -149,7 +149,7 @@ static int rehearse(int stream, int takes, double work) {
     return s->last = q->count++;
 }
 
-// Records an event. It is complete when the stream has done all work that it has been given.
+// Records an event, which is complete when all work given to the stream so far is done.
 static void rehearse_record(int event, int stream) {
     rehearsal->events[event] = rehearse(stream, TAKES_NOTHING, 0);
     rehearsal->streams[stream].sealed = true;

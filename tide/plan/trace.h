@@ -113,7 +113,7 @@ typedef struct {
     size_t step;  // the step of the next spans
 } TraceFile;
 
-// Rounds to whole nanoseconds, so that spans that touch each other still do.
+// Rounds to whole nanoseconds, so that spans that touch each other also touch in the file.
 static double trace_microseconds(double seconds) { return round(1e9 * seconds) / 1e3; }
 
 static bool trace_error(const TraceFile *t, Error *err) {

@@ -144,8 +144,8 @@ static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     }
 }
 
-// Does the work of --steps 0: a sample, a conversation, or an evaluation. With --out also writes
-// the loaded model there, which converts it.
+// Does the work of --steps 0: a sample, a conversation, or an evaluation. With --out, also writes
+// the loaded model there, so as to convert it.
 static int run_without_steps(Run *r, RunLoss *loss, SampleNext *next, void *model) {
     if (r->only_sampling) run_sample(r, 0, next, model);
     else if (r->batches) run_eval(r, 0, loss, model);

@@ -28,7 +28,7 @@ typedef struct {
     double start;            // when this session's first step began
     size_t first;            // the first step of this session
     size_t resumed;          // steps before this session
-    size_t every;            // steps for each line on the screen; 0: auto
+    size_t every;            // a line is printed every so many steps; 0: auto
     double peak;  // that all devices can do; raised to those of a faster step; 0: unknown
     off_t whole;             // bytes of the complete lines in the file
     bool failing;            // the last line could not be written

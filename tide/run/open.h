@@ -23,8 +23,8 @@ typedef struct {
     Tokenizer *tokenizer;           // NULL: token files, whose tokenizer is unknown
     TokenData data, val_data;       // the files of --data and --val
     TokenData train_view, val_view;
-    bool task, asks;                // --data has examples (task.h), not running text; the same
-                                    // the held-out data
+    bool task, asks;                // task: --data has examples (task.h), not running text;
+                                    // asks: the held-out data has examples
     bool words;                     // each of --labels is one token
     bool packed;                    // rows of several examples are trained
     Task task_all, task_val_all;    // the examples of --data and --val

@@ -14,8 +14,8 @@
 #include "../base/model.h"
 #include <assert.h>
 
-// Values of options with choices, in the order of their names in the table. Those of placements are
-// in model.h.
+// Values of options with choices, in the order of their names in the table. Values of --offload,
+// --weights and such are in model.h.
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };
 enum { SAVE_FP32, SAVE_BF16 };
 enum { OPTIMIZER_ADAMW, OPTIMIZER_MEZO };
@@ -361,7 +361,7 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
         n = strcspn(text, "|");
     } else if (opt->type == O_REAL) {
         const double v = *(const double *)field;
-        for (int digits = 6; digits <= 17; digits++) {  // the fewest digits that give v
+        for (int digits = 6; digits <= 17; digits++) {  // the fewest digits that are read as v
             snprintf(number, sizeof number, "%.*g", digits, v);
             if (strtod(number, NULL) == v) break;
         }

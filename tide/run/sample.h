@@ -108,7 +108,7 @@ typedef struct {
     bool spaceless;           // the next text is printed without the space at its start
     unsigned char last;       // the last byte that was printed
     float *logits;
-    FILE *copy;               // all that is printed is copied to it; NULL: to none
+    FILE *copy;               // gets a copy of all that is printed; NULL: no copy is made
     const volatile sig_atomic_t *stop;  // the text ends when it is not 0; NULL: it is ignored
 } Sampler;
 
@@ -128,8 +128,8 @@ static void sample_check(const Sampler *s, const char *what) {
 }
 
 // Draws and prints at most `most` tokens, up to the end of the text. The model sees the last
-// tokens, as many as config_window() allows. When this window is full, a new one begins with its
-// second half. The program ends if logits are not finite.
+// tokens, as many as config_window() allows. When this window is full, a new one begins with the
+// second half of the old one. The program ends if logits are not finite.
 static void sample_on(Sampler *s, size_t most) {
     for (size_t i = 0; i < most && (s->stop == NULL || *s->stop == 0); i++) {
         if (s->first > 0 && s->begin >= 0) s->tokens[s->first] = s->begin;
