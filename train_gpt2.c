@@ -439,7 +439,7 @@ typedef struct {
     ZenReference zen;
     ZoConfig zo;
     float *parts[STATE_PARTS];                   // the arenas in a checkpoint
-    LayerActs acts;                              // layer 0's; those of the other layers follow them
+    LayerActs acts;  // layer 0's activations; other layers' are behind them
     float *ln_f, *mean_f, *rstd_f;               // (N, C), (N), (N)
     float *logits;                               // (chunk rows, Vp)
     float *losses;                               // (N)
@@ -550,7 +550,7 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
 }
 
 // Runs the forward pass of tokens (B, T). The result is the normalised output of the last layer,
-// g->ln_f (N, C); with narrow embeddings it is that of project_out (N, E). begins (B, T): see
+// g->ln_f (N, C); with narrow embeddings, the output of project_out (N, E). begins (B, T): see
 // encoder_forward(); gpt2_backward() reads it, too.
 static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, size_t B,
                          size_t T) {

@@ -77,9 +77,9 @@ VECTORISED float gelu_slope_f32(float x) {
 VECTORISED float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 
 // Returns the largest of n numbers; -infinity if n is 0. NaNs are ignored, or make the result NaN.
-// Compares the bits as integers, and inverts those of negative numbers, so that the order is that
-// of the numbers. (Comparisons of floats may not be reordered, because of NaN: clang would make
-// them one by one.)
+// Compares the numbers' bits as integers. Before, inverts 31 bits of negative numbers: then the
+// integers have the order of the numbers. (Comparisons of floats may not be reordered, because of
+// NaN: clang would make them one by one.)
 static inline int32_t float_order(int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
 
 static inline float max_f32(const float *x, size_t n) {

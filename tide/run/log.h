@@ -29,7 +29,7 @@ typedef struct {
     size_t first;            // the first step of this session
     size_t resumed;          // steps before this session
     size_t every;            // a line is printed every so many steps; 0: auto
-    double peak;  // that all devices can do; raised to those of a faster step; 0: unknown
+    double peak;  // FLOP/s of all devices together; raised if a step is faster; 0: unknown
     off_t whole;             // bytes of the complete lines in the file
     bool failing;            // the last line could not be written
     LogSeries train, val;

@@ -81,7 +81,7 @@ static void svg_axes(const SvgFrame *s, const char *x, int below, const char *y)
             (s->left + s->right) / 2, s->bottom + below, x, (s->top + s->bottom) / 2, y);
 }
 
-// Draws a line through n points. Leaves out those without a y (NaN).
+// Draws a line through n points. Leaves out points whose y is NaN.
 static void svg_curve(const SvgFrame *s, const char *style, const SvgPoint *points, size_t n) {
     fprintf(s->f, "<polyline class=\"%s\" points=\"", style);
     for (size_t i = 0; i < n; i++)
