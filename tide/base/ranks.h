@@ -105,7 +105,7 @@ static void ranks_find(void) {
 typedef struct { char magic[8], job[72]; int32_t world, rank, news; } RanksHello;
 
 ONE_PER_PROGRAM RanksHello ranks_self;
-ONE_PER_PROGRAM int *ranks_data;  // sockets: rank 0's to each rank; else [0], to rank 0; or -1
+ONE_PER_PROGRAM int *ranks_data;  // on rank 0 a socket to each rank; else [0], to rank 0; -1: none
 ONE_PER_PROGRAM struct pollfd *ranks_news;  // sockets for news, in the same order
 ONE_PER_PROGRAM pthread_mutex_t ranks_end = PTHREAD_MUTEX_INITIALIZER;  // held until the end
 

@@ -31,7 +31,7 @@ typedef struct {
     double comm_exposed;       // by how much the step is longer because of them
     double reduced_bytes;      // gradients that each GPU sends to the others, to be summed
     double gathered_bytes;     // weights that each GPU sends to the others
-    double busy[TRACE_USES];   // share of the time in which each part of the machine works; or 0
+    double busy[TRACE_USES];   // share of the time that each part of the machine works; 0: unknown
 } Prediction;
 
 // A rehearsed step: the last job of its gradient norm, and the number of jobs up to its update.

@@ -257,7 +257,7 @@ static void run_open_data(Run *r) {
     if (texts) r->data = data_open(o->data, r->tokenizer);
     if (texts && !r->data.text && o->tokenizer == NULL && r->tokenizer != NULL
         && r->tokenizer->vocab == 256) {
-        tokenizer_free(r->tokenizer);  // no byte tokenizer: token files are taken for GPT-2's
+        tokenizer_free(r->tokenizer);  // token files have no bytes: they are taken for GPT-2's
         r->tokenizer = NULL;
     }
     const size_t needed = r->tokenizer != NULL ? r->tokenizer->vocab : 50257;

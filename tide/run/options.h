@@ -49,7 +49,7 @@ enum {
     O_PLAN = 1024,  // only with --plan
     O_EMPTY = 4096,  // a text that may be empty
     O_MOST = 8192    // --help shows it, because most runs need it; others: --help all
-};  // an option with neither O_FIXED nor O_OWN is saved; --resume takes it if it is not given
+};  // without O_FIXED and O_OWN: the value is saved; --resume uses it unless another is given
 
 #define BIG 9007199254740991.0  // 2^53 - 1: the largest count, exact in JSON and in a double
 
