@@ -38,7 +38,7 @@ typedef struct {
     float minus_lr;
     float weight_decay;
     int moments_bf16;       // m and v are stored in bf16 (adam_bf16()); else in fp32
-    uint32_t noise;         // the seed of this step's random bits, for rounding
+    uint32_t noise;         // the seed of this step's random bits, by which numbers are rounded
     int master_bf16;        // weights are bf16 numbers without a lower half (adam_weight())
 } AdamStep;
 
@@ -97,9 +97,9 @@ HOST_DEVICE static inline void adam_upper(float *p, uint32_t *m, uint32_t *v, fl
 
 // Rounds a new weight to bf16, at random (--master bf16). Returns it in the upper half of a word.
 // Most updates are smaller than half the distance of two bf16 numbers, and rounding to nearest
-// would lose them all. The random bits are those of the moments times a prime near 2^32 / 1.618: if
-// one of their halves is given, the other one still makes all 16 bits once, or nearly so. So the
-// result does not depend on how m or v was rounded.
+// would lose them all. The random bits are from a product: the 32 bits that round m and v, times a
+// prime near 2^32 / 1.618. If the 16 bits for m (or v) are given, the other 16 still give nearly
+// each result once. So a weight is rounded independently of m and of v.
 HOST_DEVICE static inline uint32_t adam_weight(float p, const AdamStep *s, uint32_t index) {
     const uint32_t random = mix_bits(index ^ s->noise) * 0x9e3779b1u;
     return random_upper(p, random >> 16) & 0xffff0000;
@@ -118,8 +118,8 @@ HOST_DEVICE static inline float grad_at(const void *grad, int is_half, size_t i)
     return is_half ? half_to_f32(((const uint16_t *)grad)[i]) : ((const float *)grad)[i];
 }
 
-// A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one. index:
-// the number of its first element in the whole model; the arenas may hold a part of the model.
+// A range of the arenas of parameters, moments and gradients: a tensor, or a shard of one. decay:
+// 1: with weight decay. at: its first element in the arenas; index: in the whole model.
 typedef struct { size_t at, length; int decay; size_t index; } AdamRun;
 
 // ---------------------------------------------------------------------------------------------

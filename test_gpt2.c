@@ -33,7 +33,7 @@ static char work_dir[] = "/tmp/tide-test-XXXXXX";  // the temporary files of thi
 
 // --- helpers ---------------------------------------------------------------------------------
 
-// Counts the targets that are trained: those of n that are not -1.
+// Counts the trained ones of n targets: a target of -1 is not trained.
 static size_t targets_of(const int32_t *targets, size_t n) {
     size_t trained = 0;
     for (size_t i = 0; i < n; i++) trained += targets[i] >= 0;
@@ -89,8 +89,8 @@ static double tensor_error(const SafeTensor *a, const SafeTensor *b, const SafeT
     return d.invalid == 0 && scale > 0 ? d.absolute / scale : d.unequal > 0 ? INFINITY : 0;
 }
 
-// Checks that each tensor of `reference` whose name begins with prefix is in `ours`, under the name
-// without its first `strip` characters, and agrees. Returns how many were compared.
+// Checks that `ours` has each tensor of `reference` whose name begins with `prefix`, under this
+// name without its first `strip` characters, and that both agree. Returns how many were compared.
 static int compare_tensors(const char *label, const SafeTensors *ours, const SafeTensors *reference,
                            const char *prefix, size_t strip, double tolerance) {
     int compared = 0;

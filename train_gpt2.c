@@ -48,9 +48,9 @@ static void store_sums(float *out, const float *sum, size_t width, bool accumula
 
 // --- embeddings: out[b,t] = wte[token[b,t]] + wpe[t - begins[b,t]] ----------------------------
 //
-// If wte or wpe is NULL, out is the other one alone. A sequence may hold several documents. Then
-// begins[b,t] is the index at which the document of token t begins. Positions count from there, and
-// attention sees nothing before it. begins NULL: a sequence is one document.
+// If wte or wpe is NULL, out is the other summand alone. A sequence may hold several documents.
+// Then begins[b,t] is the index at which the document of token t begins. Positions count from
+// there, and attention sees nothing before it. begins NULL: a sequence is one document.
 
 static size_t position(const int32_t *begins, size_t i, size_t T) {
     return begins == NULL ? i % T : i % T - (size_t)begins[i];
@@ -72,8 +72,8 @@ static void encoder_forward(float *out,               // (B, T, C)
     }
 }
 
-// Adds to dwte and dwpe, unless NULL. Several rows may have the same token. So a thread takes some
-// channels of all rows.
+// Adds to dwte and to dwpe; either may be NULL. Several rows may have the same token, so a thread
+// takes some channels of all rows.
 static void encoder_backward(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
                              const int32_t *begins, size_t B, size_t T, size_t C) {
     #pragma omp parallel for
@@ -102,7 +102,7 @@ static void layernorm_forward(float *out, float *mean, float *rstd,  // (N, C), 
         rstd[n] = normalise(out + n * C, mean == NULL ? NULL : &mean[n], inp + n * C, w, b, C, eps);
 }
 
-// Adds to dinp, which has the gradient that bypasses the norm in the residual stream.
+// Adds to dinp, where the gradient already is that the residual stream passes around the norm.
 static void layernorm_backward(float *dinp, float *dw, float *db, const float *dout,
                                const float *inp, const float *w, const float *mean,
                                const float *rstd, size_t N, size_t C, bool accumulate) {
@@ -111,7 +111,7 @@ static void layernorm_backward(float *dinp, float *dw, float *db, const float *d
         const float *x = inp + n * C, *d = dout + n * C;
         float *dx = dinp + n * C;
         const float mu = mean == NULL ? 0 : mean[n], r = rstd[n];
-        float d_mean = 0, d_dot = 0;  // means over c, of d w, and of d w times the norm
+        float d_mean = 0, d_dot = 0;  // means over channels: of d w; of d w (x - mean) r
         #pragma omp simd reduction(+ : d_mean, d_dot)
         for (size_t c = 0; c < C; c++) {
             d_mean += d[c] * w[c];
@@ -173,8 +173,8 @@ static void matmul_backward(float *dinp, size_t pitch, float *dw, float *db, con
 //     y[i]        = u[i] cos a[i] - u[i + HS/2] sin a[i]
 //     y[i + HS/2] = u[i + HS/2] cos a[i] + u[i] sin a[i]
 
-// Replaces q and k in qkv by y. With a norm, copies x to qk, for the backward pass. Without one,
-// qk, qk_rstd, q_norm_w and k_norm_w are NULL.
+// Replaces q and k in qkv by y. With a norm of q and k, copies x to qk, for the backward pass.
+// Without such a norm, qk, qk_rstd, q_norm_w and k_norm_w are NULL.
 static void heads_forward(float *qkv,             // (B, T, (NH + 2 NKV) HS)
                           float *qk,              // (B, T, (NH + NKV) HS)
                           float *qk_rstd,         // (B, T, NH + NKV)
@@ -197,7 +197,7 @@ static void heads_forward(float *qkv,             // (B, T, (NH + 2 NKV) HS)
     }
 }
 
-// Replaces dy in dqkv by dx.
+// Replaces dy, the gradients of q and k in dqkv, by dx.
 static void heads_backward(float *dqkv, float *dq_norm_w, float *dk_norm_w, const float *qk,
                            const float *qk_rstd, const float *q_norm_w, const float *k_norm_w,
                            const float *table, const int32_t *begins, size_t B, size_t T,
@@ -348,7 +348,7 @@ static void activation_backward(float *d, const float *inp, size_t N, size_t F, 
         else if (activation == ACTIVATION_RELU)
             #pragma omp simd
             for (size_t f = 0; f < F; f++) {
-                const float dout = dz[f];  // is read also for z <= 0: only so the loop vectorises
+                const float dout = dz[f];  // is read for all z, or the loop is not vectorised
                 dz[f] = z[f] > 0 ? dout : 0;
             }
         else
@@ -367,9 +367,9 @@ static void residual_forward(float *out, const float *inp, size_t n) {
 
 // --- loss: cross-entropy of softmax(logits), fused with its gradient -------------------------
 //
-// losses[n] = log sum exp(logits[n,:]) - logits[n, target[n]]. Overwrites the logits; if grad_scale
-// is not 0, by their gradient, grad_scale (softmax - onehot(target)). A row whose target is -1 is
-// not trained: its loss and gradient are 0.
+// losses[n] = log sum exp(logits[n,:]) - logits[n, target[n]]. Overwrites the logits: by their
+// gradient, grad_scale (softmax - onehot(target)), or, if grad_scale is 0, by scratch. A row whose
+// target is -1 is not trained: its loss and gradient are 0.
 
 static void crossentropy(float *losses, float *logits, const int32_t *targets, float grad_scale,
                          size_t N, size_t V, size_t Vp) {
@@ -419,11 +419,11 @@ typedef struct {
     GPT2Table table;
     size_t max_B, max_T;        // the largest micro-batch; the buffers have room for it
     size_t B, T;                // the micro-batch of the last forward pass
-    const int32_t *documents;   // its begins (B, T), or NULL
+    const int32_t *documents;   // `begins` (B, T) of this micro-batch; or NULL
     const int32_t *sees;        // (B, T): the first token that each token sees (window_sees())
     bool training;              // false: no gradients or moments, activations of one layer only
     bool sampling, caching;     // there is a cache of keys and values; and it is in use
-    size_t position;            // the place in the text of the first token of forward
+    size_t position;            // forward's first token has this place in the text
     bool dumping;               // there is room for all logits
     bool zeroth;                // zeroth-order training: params = theta + noise
     bool moments_bf16;          // m and v are stored in bf16
@@ -431,15 +431,15 @@ typedef struct {
     bool packed;                // rows of training have several documents
     int32_t *inputs, *targets;                   // (B, T): the tokens of a micro-batch
     int32_t *begins;                             // (B, T), if packed: see encoder_forward()
-    int32_t *first_seen;  // (B, T), if rows are longer than the window: `sees`
+    int32_t *first_seen;  // the memory of `sees`, if rows are longer than the window
     float *params, *grads;                       // arenas of table.elements floats
-    void *m, *v;                                 // the same, or of bf16 (--moments)
+    void *m, *v;                                 // arenas, of float or bf16 (--moments)
     float *theta;                                // zeroth-order training: the weights
     float *master, *acc;                         // ZenFlow: newest weights, sums of gradients
     ZenReference zen;
     ZoConfig zo;
     float *parts[STATE_PARTS];                   // the arenas in a checkpoint
-    LayerActs acts;                              // layer 0's; those of the other layers follow them
+    LayerActs acts;  // layer 0's activations; other layers' are behind them
     float *ln_f, *mean_f, *rstd_f;               // (N, C), (N), (N)
     float *logits;                               // (chunk rows, Vp)
     float *losses;                               // (N)
@@ -550,7 +550,7 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
 }
 
 // Runs the forward pass of tokens (B, T). The result is the normalised output of the last layer,
-// g->ln_f (N, C); with narrow embeddings it is that of project_out (N, E). begins (B, T): see
+// g->ln_f (N, C); with narrow embeddings, the output of project_out (N, E). begins (B, T): see
 // encoder_forward(); gpt2_backward() reads it, too.
 static void gpt2_forward(GPT2 *g, const int32_t *tokens, const int32_t *begins, size_t B,
                          size_t T) {
@@ -637,8 +637,8 @@ static double gpt2_head(GPT2 *g, const int32_t *targets, float grad_scale, bool 
     return sum / (double)N;
 }
 
-// Does the same for classification by label words of one token each (tide/cpu/labels.h). Returns
-// the mean loss of the sequences. grad_scale is 1 / (sequences of the step), or 0.
+// Computes head and loss for classification by label words of one token each (tide/cpu/labels.h).
+// Returns the mean loss of the sequences. grad_scale is 1 / (sequences of the step), or 0.
 static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32_t *where,
                             float grad_scale, bool accumulate, size_t *right) {
     const size_t C = config_embed(&g->config), size = g->table.tensors[g->table.lm_head].size;
@@ -650,8 +650,8 @@ static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32
 }
 
 // Runs the backward pass of layer l. g->dx is the gradient of the residual stream: before the call
-// at the layer's output, after it at its input. Each branch reads it, and adds its own gradient
-// where the branch begins.
+// at the layer's output, after it at its input. Each branch reads this gradient, and adds to it the
+// gradient of the branch's own input.
 static void layer_backward(GPT2 *g, size_t l, bool accumulate) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
@@ -660,9 +660,9 @@ static void layer_backward(GPT2 *g, size_t l, bool accumulate) {
     const bool post = c->post_norm;
     const LayerActs a = layer_acts(g, l);
     const LayerWeights w = layer_weights(g, g->params, l), d = layer_weights(g, g->grads, l);
-    // gradients of the residual stream and in a branch; post-norm swaps their buffers
+    // buffers of gradients: of the residual stream, and in a branch; post-norm layers swap them
     float *residual = post ? g->dc : g->dx, *branch = post ? g->dx : g->dc, *dwide = g->dwide;
-    if (post) {  // the norm after the second sum
+    if (post) {  // the norm after the MLP's sum
         memset(residual, 0, N * C * sizeof(float));
         layernorm_backward(residual, d.ln_2_w, d.ln_2_b, branch, a.ln_2, w.ln_2_w, a.mean_2,
                            a.rstd_2, N, C, accumulate);
@@ -687,7 +687,7 @@ static void layer_backward(GPT2 *g, size_t l, bool accumulate) {
         heads_backward(dwide, d.q_norm, d.k_norm, a.qk, a.qk_rstd, w.q_norm, w.k_norm, g->rope,
                        g->documents, B, T, NH, NKV, HS, accumulate);
     matmul_backward(branch, C, d.qkv_w, d.qkv_b, dwide, a.att_in, w.qkv_w, N, C, Q, accumulate);
-    if (post) residual_forward(branch, residual, N * C);  // again g->dx
+    if (post) residual_forward(branch, residual, N * C);  // branch is g->dx: the result
     else layernorm_backward(residual, d.ln_1_w, d.ln_1_b, branch, a.x, w.ln_1_w, a.mean_1,
                             a.rstd_1, N, C, accumulate);
 }
@@ -709,7 +709,7 @@ static void gpt2_backward(GPT2 *g, const int32_t *tokens, bool accumulate) {
                            accumulate);
     }
     for (size_t l = L; l-- > 0 && !run_gives_up();) layer_backward(g, l, accumulate);
-    // A tied head has stored its part of dwte; the embeddings add theirs.
+    // A tied head has stored its part of dwte. Now the embeddings' part is added.
     float *dwte = tensor(g, g->grads, t->wte), *dwpe = tensor(g, g->grads, t->wpe);
     if (!accumulate && dwpe != NULL) memset(dwpe, 0, t->tensors[t->wpe].size * sizeof(float));
     if (!accumulate && !c->tied) memset(dwte, 0, t->tensors[t->wte].size * sizeof(float));
@@ -886,8 +886,8 @@ static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, float *l
 }
 
 // Implements SampleNext for run_sample(): computes the logits of the next token. New tokens pass
-// forward in parts for which the buffers have room. The cache has the keys and values of the tokens
-// before them.
+// forward in parts for which the buffers have room. The cache has the keys and values of all
+// earlier tokens.
 static void gpt2_next(void *model, const int32_t *tokens, size_t count, size_t fresh,
                       float *logits) {
     GPT2 *g = (GPT2 *)model;

@@ -2,7 +2,7 @@
 // precision of IEEE 754. An fp32 number is rounded to the nearest 16-bit number, or at random to
 // one of the two nearest; or it is split into a 16-bit weight and 16 more bits.
 //   bf16_to_f32(), f32_to_bf16()           convert; to the nearest, ties to even
-//   f16_to_f32(), half_to_f32(), f32_to_half()     fp16; the 16-bit type of this program
+//   f16_to_f32(), half_to_f32(), f32_to_half()     convert fp16; this program's 16-bit type
 //   master_weight(), master_low(), master_f32()    split a master weight, and join it
 //   random_upper(), mix_bits()             round at random; make the random bits
 //   bf16_move(), master_move()             convert, split or join arrays
@@ -55,10 +55,10 @@ HOST_DEVICE static inline uint16_t bf16_weight(float f) { return master_upper(f)
 
 // A `half` is the 16-bit type in which this program stores weights and gradients: bf16, or fp16.
 #ifdef ENABLE_FP16
-// A master weight is split into an fp16 weight and 16 bits, which hold the distance between the
-// two. For weights from 2^-14 on, the unit is the last place of the fp32 number: at most 8,192
-// units. Below, the unit is 2^-39, and the master is rounded to it, towards zero. (fp32 is finer
-// only below 2^-16.) A master that is too large for fp16 has an infinite weight, and is lost.
+// A master weight is split into an fp16 weight and 16 bits: how many units the master is above the
+// weight. From 2^-14 on, the unit is the last bit of the fp32 number, and there are at most 4,096.
+// Below, the unit is 2^-39, and the master is rounded to units, towards zero. (fp32 is finer only
+// below 2^-16.) A master too large for fp16 is infinite.
 enum { HALF_IS_FP16 = 1 };
 HOST_DEVICE static inline float half_to_f32(uint16_t x) { return f16_to_f32(x); }
 
@@ -77,7 +77,7 @@ HOST_DEVICE static inline uint16_t f32_to_half(float f) {
     return (uint16_t)(f16_of_bits(float_bits(fabsf(f)), small) | (float_bits(f) >> 16 & 0x8000));
 }
 
-// Returns a master below 2^-14 in steps of 2^-39; 0 for a larger one.
+// Returns a master weight below 2^-14 as a number of steps of 2^-39; for a larger one, 0.
 HOST_DEVICE static inline uint32_t master_steps(uint32_t bits) {
     return (uint32_t)(int32_t)(bits_float(bits_if(bits < F16_NORMAL, bits, 0)) * 0x1p39f);
 }
@@ -118,14 +118,14 @@ HOST_DEVICE static inline float master_f32(uint16_t weight, uint16_t low) {
 }
 #endif
 
-// Rounds f at random to one of its two bf16 neighbours, so that the mean is f. It is the upper one
-// if adding r, 16 random bits, to the 16 lower bits carries into the upper half. Infinity and NaN
-// stay. (NaN is tested: a carry would turn a GPU's NaN, all of whose bits are set, into 0.)
+// Rounds f at random to one of its two bf16 neighbours, so that the mean is f. The upper neighbour
+// is taken if adding r, 16 random bits, to the 16 lower bits carries. Infinity and NaN stay. (NaN
+// is tested: a carry would turn a GPU's NaN, all of whose bits are set, into 0.)
 HOST_DEVICE static inline uint32_t random_upper(float f, uint32_t r) {
     return f != f ? float_bits(f) | 0x400000 : float_bits(f) + r;
 }
 
-// Copies n bf16 numbers to floats (out), or rounds n floats to the nearest bf16 numbers.
+// If `out`, copies n bf16 numbers to floats; else rounds n floats to the nearest bf16 numbers.
 static inline void bf16_move(uint16_t *stored, float *w, size_t n, bool out) {
     #pragma omp parallel for if (n > 1 << 16)
     for (size_t i = 0; i < n; i++) {
@@ -134,7 +134,7 @@ static inline void bf16_move(uint16_t *stored, float *w, size_t n, bool out) {
     }
 }
 
-// Joins the two parts of n master weights to floats (out), or splits n floats into the two parts.
+// If `out`, joins the two parts of n master weights to floats; else splits n floats into the parts.
 static inline void master_move(uint16_t *weights, uint16_t *low, float *w, size_t n, bool out) {
     #pragma omp parallel for if (n > 1 << 16)
     for (size_t i = 0; i < n; i++) {
@@ -147,9 +147,9 @@ static inline void master_move(uint16_t *weights, uint16_t *low, float *w, size_
     }
 }
 
-// Hashes a number to 32 random bits, by few operations, all of which vectors have. The constants
-// are from Wellons, "Prospecting for hash functions" (2018). None of the other hashes there with
-// two products passes noise_is_even_and_independent() of test_adam.c.
+// Hashes a number to 32 random bits, by a few operations that vector instructions have. The
+// constants are from Wellons, "Prospecting for hash functions" (2018). None of the other hashes
+// there with two products passes noise_is_even_and_independent() of test_adam.c.
 HOST_DEVICE static inline uint32_t mix_bits(uint32_t x) {
     x = (x ^ x >> 15) * 0x2c1b3c6du;
     x = (x ^ x >> 12) * 0x297a2d39u;

@@ -12,7 +12,7 @@
 #include "util.h"
 
 // Returns the text after `key` in the first line that has it, in a file of /proc or /sys; "" if
-// there is none. TIDE_MACHINE names a folder with other such files: tests describe a machine by it.
+// there is none. For tests, TIDE_MACHINE names a folder whose files describe another machine.
 typedef struct { char text[4096]; } MachineText;
 
 static MachineText machine_text(const char *path, const char *key) {
@@ -36,7 +36,7 @@ static size_t machine_number(const char *path, const char *key) {
 
 // Returns the bytes that the limits of this process's control group, and of all groups above it,
 // still allow. Containers, SLURM and systemd set such limits. SIZE_MAX: there is none. In a
-// container the group may have its outside name; then only the folder of the root is found.
+// container, the group's name may be the one outside; then only the root's folder is found.
 static size_t memory_container(void) {
     static const char root[] = "/sys/fs/cgroup";
     static const char *const files[3] = {"memory.max", "memory.current", "memory.stat"};

@@ -3,7 +3,7 @@
 // activations. Nothing here computes a forward or backward pass.
 //
 //     gpt2_preset()        fills a configuration by its name; call gpt2_finish() after any change
-//     gpt2_table()         lists all parameter tensors; gpt2_tensor_at(): finds that of an element
+//     gpt2_table()         lists all parameter tensors; gpt2_tensor_at(): finds an element's tensor
 //     LAYER_ACTIVATIONS    lists the activations of a layer that backward reads
 //     gpt2_init_range()    makes the first values of a part of a tensor
 //     gpt2_flops_per_token()   counts the operations of a forward and backward pass
@@ -63,8 +63,8 @@ typedef struct {
     size_t unturned;      // n: every n-th layer has no positions (SmolLM3); 0: all layers have
 } GPT2Config;
 
-// Widths in channels. embed: wte and the head. kv: the number of key heads. head: one head. att:
-// all query heads. qk, qkv: these together. mlp: the MLP's first product. wide: the widest result.
+// Widths in channels. embed: wte and the head. head: one head. att: query heads. qk, qkv: all heads
+// of these kinds. mlp: the MLP's first product. wide: the widest result. But kv: a number of heads.
 static size_t config_embed(const GPT2Config *c) { return c->embed > 0 ? c->embed : c->channels; }
 static size_t config_kv(const GPT2Config *c) { return c->kv_heads > 0 ? c->kv_heads : c->heads; }
 static size_t config_head(const GPT2Config *c) {
@@ -95,7 +95,7 @@ static size_t config_window(const GPT2Config *c) {
 static bool config_slides(const GPT2Config *c, size_t T) { return c->window > 0 && c->window < T; }
 // Returns sees (N / T, T): for each token, the place in its row of the first token that it sees.
 // That token is in its document (begins; NULL: a row is one document) and in its window. If no row
-// is longer than the window, this is begins itself; else fills sees.
+// is longer than the window, returns begins; else fills and returns sees.
 static const int32_t *window_sees(int32_t *sees, const int32_t *begins, size_t N, size_t T,
                                   const GPT2Config *c) {
     if (!config_slides(c, T)) return begins;
@@ -106,7 +106,7 @@ static const int32_t *window_sees(int32_t *sees, const int32_t *begins, size_t N
     return sees;
 }
 
-// Returns the numbers of one layer's cache for one token: its key and its value, (2, NKV HS).
+// Returns how many numbers a layer's cache has for a token: its key and its value, (2, NKV HS).
 static size_t cache_row(const GPT2Config *c) { return 2 * config_kv(c) * config_head(c); }
 
 static bool config_biased(const GPT2Config *c, int product) { return !(c->unbiased & product); }
@@ -114,7 +114,7 @@ static float config_eps(const GPT2Config *c) {
     return c->norm_eps > 0 ? (float)c->norm_eps : LAYERNORM_EPS;
 }
 
-// Sets the derived fields. Refuses a configuration that is no model. Call it after any change.
+// Sets the derived fields. Refuses impossible configurations. Must be called after any change.
 static bool gpt2_finish(GPT2Config *c, Error *err) {
     if (c->layers < 1 || c->layers > 1000) return error_set(err, "layers must be 1 to 1000");
     if (c->channels < 1 || c->channels > 1 << 16)
@@ -171,7 +171,7 @@ static void config_family(GPT2Config *c, int family) {
 
 // Presets. GPT-2: Radford et al. 2019, table 2. OPT: Zhang et al. 2022, table 1. 7b to 20b: Deep
 // Optimizer States, table 2, with GPT-2's vocabulary. Others: config.json of the model; nano-llama
-// is ours. HS 0: C / NH. factor: how much Llama-3's rotary positions are slowed; 0: they are not.
+// is ours. HS 0: C / NH. factor: what Llama-3 divides low rotary frequencies by; 0: it does not.
 typedef struct {
     const char *name;
     int family;
@@ -304,7 +304,7 @@ enum { LAYER_PARAMETERS(LAYER_KIND, 0) LAYER_TENSORS, LAYER_PARTS = 4 };
 enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL };
 
 // The tensors of one layer, weights or gradients, by kind or by name. NULL: the family has no such
-// tensor. mid_w, mid_b: the norm after attention's sum: ln_2, or in post-norm layers ln_1.
+// tensor. mid_w, mid_b: of the norm after attention is added: ln_2, or in post-norm layers ln_1.
 #define LAYER_FIELD(kind, field, ...) *field,
 #define LAYER_WEIGHTS(type) union { \
         type *kind[LAYER_TENSORS]; \
@@ -329,7 +329,7 @@ typedef struct {
     int count;
     GPT2Tensor *tensors;  // in the order in which they are in memory
     int wte, wpe, ln_f_w, ln_f_b, lm_head;  // indices; lm_head == wte when the head is tied
-    int project_in, project_out;  // (C, E) and (E, C), instead of ln_f; -1: there is none
+    int project_in, project_out;  // narrow embeddings: (C, E), and (E, C) in place of ln_f; else -1
     int first_layer;      // index of layer 0's first tensor
     int per_layer;        // number of tensors of a layer
     int within[LAYER_TENSORS];  // by kind: index within a layer; -1: there is none
@@ -442,8 +442,8 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
 
 // The activations of a layer, in the order in which they are in the memory of a GPU. Columns: name,
 // elements per token (0: there is none), whether they are fp32 (else of the type of the trainer),
-// and the strongest --recompute that keeps them. Activations that a stronger --recompute keeps are
-// first.
+// and the strongest --recompute that keeps them. Activations that are kept by a stronger
+// --recompute, too, are first.
 #define LAYER_ACTIVATIONS(ACT, c) \
     ACT(qkv, config_qkv(c), false, RECOMPUTE_LIGHT) \
     ACT(atty, config_att(c), false, RECOMPUTE_LIGHT) \
@@ -470,12 +470,12 @@ enum { LAYER_ACTS = 0 LAYER_ACTIVATIONS(ACT_COUNT, 0) };
 // ---------------------------------------------------------------------------------------------
 // Shard map
 
-// A range of the arena that this process owns (zero.h). All its ranges, in the order of the arena,
-// are its shard space. A gap after a tensor belongs to the range before it.
+// A range of the arena that this process owns (zero.h). All ranges of a process, side by side in
+// the order of the arena, are its shard space. A gap after a tensor belongs to the range before it.
 typedef struct {
     int tensor;      // index into the table
     size_t offset;   // first element within the tensor
-    size_t length;   // elements, with padded rows, whose gradients and values stay zero
+    size_t length;   // elements, with those of padding rows, which stay zero
     size_t at;       // its first element in the shard space
     int decay;       // decay of the tensor
 } Shard;
@@ -490,8 +490,8 @@ typedef struct {
 // Arithmetic
 
 // Returns the floating-point operations of forward and backward for one token of sequences of T: 6
-// for each weight in a matrix product (the head's, but not those of the lookup of embeddings), and
-// 6 T NH HS for each layer: attention's two products with T/2 keys, on average.
+// for each weight of a matrix product (so for the head's, but not for embeddings, which are looked
+// up), and 6 T NH HS for each layer: attention's two products with T/2 keys, on average.
 static double gpt2_flops_per_token(const GPT2Config *c, size_t T) {
     const double C = (double)c->channels, A = (double)config_att(c), L = (double)c->layers;
     const double E = (double)config_embed(c), V = (double)c->vocab;

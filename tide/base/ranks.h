@@ -27,7 +27,7 @@
 
 typedef struct {
     int rank, world;         // this process, and how many there are
-    int local, local_world;  // the same on this machine; rank `local` uses GPU number `local`
+    int local, local_world;  // the same for this machine; the process uses GPU number `local`
     int port;                // rank 0 listens there, at `address`
     int timeout;             // seconds in which all ranks must meet at the start
     char address[256];
@@ -39,7 +39,7 @@ ONE_PER_PROGRAM Ranks ranks = {0, 1, 0, 1, 29500, 30, "127.0.0.1", ""};  // a si
 // ---------------------------------------------------------------------------------------------
 // The environment
 
-// Reads a number from the environment. Slurm's "4(x2)" is 4 on each of two machines.
+// Reads a number from the environment, or returns `unset`. Slurm's "4(x2)" is read as 4.
 static int ranks_number(const char *name, int unset, int most) {
     const char *text = getenv(name);
     char *end;
@@ -61,7 +61,7 @@ static void ranks_find(void) {
          "OMPI_COMM_WORLD_LOCAL_SIZE"},                                  // Open MPI
         {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},  // MPICH, Intel MPI
         {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"}};
-    // The variable that shows the launcher. (srun sets PMI_RANK, too; batch scripts SLURM_PROCID.)
+    // The variable that only this launcher sets. (PMI_RANK is also srun's, SLURM_PROCID sbatch's.)
     static const int tells[LAUNCHERS] = {0, 0, 2, 1};
     Ranks *const r = &ranks;
     int by = 0;
@@ -89,7 +89,7 @@ static void ranks_find(void) {
             r->world, names[2], r->local, names[3], r->local_world);
     const char *torch = getenv("TORCHELASTIC_RUN_ID"), *job = getenv("TIDE_JOB");
     const char *address = getenv("MASTER_ADDR");
-    if (by == TORCH && torch != NULL) r->port++;  // torchrun itself listens on its port
+    if (by == TORCH && torch != NULL) r->port++;  // torchrun itself listens on MASTER_PORT
     if (job != NULL || torch != NULL) r->job = job != NULL ? job : torch;
     if (address != NULL && address[0] != '\0')
         snprintf(r->address, sizeof r->address, "%s", address);
@@ -105,9 +105,9 @@ static void ranks_find(void) {
 typedef struct { char magic[8], job[72]; int32_t world, rank, news; } RanksHello;
 
 ONE_PER_PROGRAM RanksHello ranks_self;
-ONE_PER_PROGRAM int *ranks_data;  // [world] sockets, -1: none; ranks 1.. use [0], to rank 0
-ONE_PER_PROGRAM struct pollfd *ranks_news;  // [world], the same for news
-ONE_PER_PROGRAM pthread_mutex_t ranks_end = PTHREAD_MUTEX_INITIALIZER;  // held until exit
+ONE_PER_PROGRAM int *ranks_data;  // on rank 0 a socket to each rank; else [0], to rank 0; -1: none
+ONE_PER_PROGRAM struct pollfd *ranks_news;  // sockets for news, in the same order
+ONE_PER_PROGRAM pthread_mutex_t ranks_end = PTHREAD_MUTEX_INITIALIZER;  // held until the end
 
 static int ranks_peer_count(void) { return ranks.rank == 0 ? ranks.world : 1; }
 
@@ -127,7 +127,7 @@ static void *ranks_watch(void *unused) {
         const bool tells = recv(ranks_news[p].fd, &news, 1, 0) == 1;
         __atomic_store_n(&ranks_news[p].fd, -1, __ATOMIC_SEQ_CST);
         if (news == 0) continue;
-        if (!tells) usleep(200000);  // if all ranks exit, as after --help, this one does meanwhile
+        if (!tells) usleep(200000);  // if all ranks exit (--help), so does this one
         pthread_mutex_lock(&ranks_end);
         if (!tells)
             dprintf(STDERR_FILENO, "tide: rank %d is gone: it was killed, or crashed\n", p);
@@ -158,7 +158,7 @@ static void ranks_close(void) {
 // ---------------------------------------------------------------------------------------------
 // Meeting
 
-// Sets how long calls wait for the other side, so that a failed machine is noticed; 0: for ever.
+// Sets how long calls wait (0: for ever). Keepalive notices that the other machine has failed.
 static void ranks_tune(int fd, double seconds) {
     static const int options[][3] = {
         {IPPROTO_TCP, TCP_NODELAY, 1}, {SOL_SOCKET, SO_REUSEADDR, 1}, {SOL_SOCKET, SO_KEEPALIVE, 1},
@@ -171,7 +171,7 @@ static void ranks_tune(int fd, double seconds) {
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
 }
 
-// Returns a socket that listens at an address, or is connected to it. On error -1, and why.
+// Returns a socket that listens at an address, or is connected to it. On error -1, and sets *why.
 static int ranks_socket(const char *name, bool listens, double seconds, Error *why) {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list = NULL;
     char port[16];
@@ -218,7 +218,7 @@ static int ranks_reach(bool news, double until) {
          ranks.timeout, why.text);
 }
 
-// Accepts, on rank 0, two connections from each other rank. Closes all others.
+// Accepts, on rank 0, two connections from each other rank. Closes all other connections.
 static void ranks_gather(double until) {
     Error why;
     int listener = ranks_socket("::", true, 5, &why);  // accepts IPv4, too
@@ -256,8 +256,8 @@ static void ranks_gather(double until) {
 // Small data. One thread of each rank calls these functions, in the same order on all ranks. Rank 0
 // receives `bytes` from each of R ranks, and sends R * bytes to each.
 
-// Sends or receives bytes. If the connection has ended, waits: the watcher, which often has the
-// reason, ends the process.
+// Sends or receives bytes. If the connection has ended, first gives the watcher, which often knows
+// the reason, two seconds to end the process.
 static void ranks_pass(bool out, int peer, void *data, size_t bytes) {
     for (size_t at = 0; at < bytes;) {
         char *const p = (char *)data + at;

@@ -61,7 +61,7 @@ HOST_DEVICE static inline float rng_slope(float u) {
     return fma_f32(fma_f32(2.22438227e-22f, uu, -2.46543373e-13f), uu, 4.32717461e-05f);
 }
 
-// Takes two u from 32 random bits. Returns the sum and the difference of their x / sqrt(8).
+// Takes two u from 32 bits. Returns the sum and the difference of both x / sqrt(8) (rng_slope()).
 HOST_DEVICE static inline void rng_two(uint32_t bits, float *sum, float *difference) {
     const uint32_t odd = bits | 0x00010001u;
     const float a = (float)(int16_t)(odd & 0xffffu), b = (float)((int32_t)odd >> 16);
@@ -93,9 +93,9 @@ HOST_DEVICE static inline void rng_normal8(Philox4 r, float z[8]) {
     for (int k = 0; k < 4; k++) rng_butterfly(&z[k], &z[k + 4]);
 }
 
-// Draws normal numbers for elements 8 * octet to 8 * octet + 7 of a tensor. octet < 2^48: the upper
-// 16 bits of the second counter word are the query (zeroth-order training), else 0. Philox with 7
-// rounds is the shortest one that passed all tests of its authors.
+// Draws normal numbers for elements 8 * octet to 8 * octet + 7 of a tensor. octet < 2^48, because
+// the upper 16 bits of the counter's second word are the query (0 outside zeroth-order training).
+// Philox with 7 rounds is the shortest one that passed all tests of its authors.
 HOST_DEVICE static inline void rng_octet(float out[8], uint64_t seed, uint32_t step, uint32_t query,
                                          uint32_t tensor, uint64_t octet) {
     rng_normal8(philox_rounds(7, seed, (uint32_t)octet, (uint32_t)(octet >> 32) | query << 16,

@@ -63,7 +63,7 @@ static void end_at_cut_file(int number) {
 // Sets up output and signals; main() calls it first. Opens /dev/null in place of closed descriptors
 // 0 to 2: else a file or socket would get the number of stdout, and printed lines. From here on
 // each line is printed at once, also into a file or a pipe. If a mapped file is cut short, the
-// program ends with a line. A write beyond ulimit -f is an error of the call.
+// program ends with a line. A write beyond ulimit -f fails, but does not end the program.
 static void program_begin(void) {
     int fd;
     do fd = open("/dev/null", O_RDWR); while (fd >= 0 && fd <= 2);
@@ -122,8 +122,8 @@ static __thread bool thread_is_awaited;
 #define ONE_PER_PROGRAM static
 #endif
 
-// If not NULL, prints the program's last line: of a run with several processes only one prints it
-// (ranks.h). Tests set it, too, and go on (dev/test/dies.h).
+// If not NULL, prints the program's last line: of several processes only one prints it (ranks.h).
+// Tests set it, too, so as to go on after an error (dev/test/dies.h).
 ONE_PER_PROGRAM void (*report_for_all)(int code, const char *line);
 
 __attribute__((format(printf, 2, 3), noreturn))
@@ -142,7 +142,7 @@ static void end_program(int code, const char *format, ...) {
     exit(code);
 }
 
-// Bad input, and a failure while running.
+// die() is for bad input, fail() for a failure while running.
 #define die(...) end_program(2, __VA_ARGS__)
 #define fail(...) end_program(1, __VA_ARGS__)
 
@@ -175,7 +175,7 @@ static void *array_grow(void *p, size_t count, size_t size, const char *what) {
     return p;
 }
 
-// Compare numbers, or structures that begin with one, for qsort(), ascending; 64-bit words.
+// For qsort(), ascending: compare doubles, or structures that begin with one; 64-bit words.
 static int compare_doubles(const void *a, const void *b) {
     const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
@@ -334,8 +334,8 @@ static size_t utf8_mark(const char *text, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // Whole files
 
-// Returns a sentence on what a file is, by its first n bytes, and what to do with it; it follows
-// "PATH is ". NULL: unknown. '|' separates patterns; upper and lower case are equal.
+// Returns what a file is, by its first n bytes, and what to do with it, as the end of a sentence
+// that begins with "PATH is "; NULL: unknown. Patterns are separated by '|', and ignore case.
 static const char *file_kind(const void *bytes, size_t n) {
     static const struct { const char *patterns, *kind; } kinds[] = {
         {"\xc6\xd7\x34\x01", "an llm.c checkpoint: no weights in Hugging Face's naming: llm.c's "
@@ -374,7 +374,7 @@ static const char *file_kind(const void *bytes, size_t n) {
     return NULL;
 }
 
-// Maps a whole regular file of *n bytes, read-only. On failure returns NULL, and the reason in err.
+// Maps a whole regular file, read-only; sets *n to its bytes. On failure returns NULL, with err.
 static void *file_open_map(const char *path, size_t *n, Error *err) {
     struct stat s;
     void *map = MAP_FAILED;

@@ -1,15 +1,15 @@
 // vmath.h: exp, tanh, a maximum and a layer norm, as code that compilers turn into vectors. softmax
 // and GELU need millions of them in a step, and a function of libm computes one number per call.
-// These have no tables or branches, so a compiler makes vectors of a `#pragma omp simd` loop over
-// them. Every fused operation is written as fmaf: the bits are the same in vectors or not, whatever
-// the compiler contracts. (With fma_f32(), processors without the instruction would make vectors of
-// the loops, too, and add up the results of exp in another order.)
+// The functions here have no tables or branches, so that a `#pragma omp simd` loop around them
+// becomes vectors. Every fused operation is written as fmaf: the bits are the same in vectors or
+// not, whatever the compiler contracts. (With fma_f32(), processors without the instruction would
+// make vectors of the loops, too, and add up the results of exp in another order.)
 //
 // Method: x = n ln 2 + r with |r| <= ln 2 / 2. A polynomial, interpolated at Chebyshev nodes, gives
 // e^r - 1 (relative error below 2e-9, then rounded); n is written into the exponent bits of 2^n.
-// With e^r - 1 instead of e^r, tanh is exact to its last bits near 0.
-// Errors over all floats, as test_vmath.c measures them: exp below 1.1 ulp, tanh below 2.5 ulp.
-// Rotary positions are at the end: rope_table() and rope_rotate().
+// With e^r - 1 instead of e^r, tanh is exact to its last bits near 0. Errors over all floats, as
+// test_vmath.c measures them: exp below 1.1 ulp, tanh below 2.5 ulp. Rotary positions are at the
+// end: rope_table() and rope_rotate().
 #ifndef TIDE_VMATH_H
 #define TIDE_VMATH_H
 #include "util.h"
@@ -24,8 +24,8 @@ VECTORISED float expm1_reduced(float x, int32_t *n) {
     const float shifted = __builtin_fmaf(x, 0x1.715476p+0f, shift);  // x / ln 2
     const float whole = shifted - shift;
     *n = (int32_t)(float_bits(shifted) - float_bits(shift));
-    float r = __builtin_fmaf(whole, -0x1.62e43p-1f, x);    // r = x - n ln 2, in two steps: by
-    r = __builtin_fmaf(whole, 0x1.05c61p-29f, r);          // the rounded ln 2, by its error
+    float r = __builtin_fmaf(whole, -0x1.62e43p-1f, x);    // r = x - n ln 2: first with the
+    r = __builtin_fmaf(whole, 0x1.05c61p-29f, r);          // rounded ln 2, then with its error
     float p = 0x1.a1256cp-13f;
     p = __builtin_fmaf(p, r, 0x1.6d43bp-10f);
     p = __builtin_fmaf(p, r, 0x1.1110ep-7f);
@@ -77,9 +77,9 @@ VECTORISED float gelu_slope_f32(float x) {
 VECTORISED float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 
 // Returns the largest of n numbers; -infinity if n is 0. NaNs are ignored, or make the result NaN.
-// Compares the bits as integers, and inverts those of negative numbers, so that the order is that
-// of the numbers. (Comparisons of floats may not be reordered, because of NaN: clang would make
-// them one by one.)
+// Compares the numbers' bits as integers. Before, inverts 31 bits of negative numbers: then the
+// integers have the order of the numbers. (Comparisons of floats may not be reordered, because of
+// NaN: clang would make them one by one.)
 static inline int32_t float_order(int32_t bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
 
 static inline float max_f32(const float *x, size_t n) {
@@ -114,7 +114,7 @@ VECTORISED float normalise(float *out, float *mean, const float *x, const float 
 // Rotary positions (Su et al. 2021) in Hugging Face's order: channels i and i + HS/2 of a head are
 // rotated together, by an angle that grows with the position.
 
-enum { ROPE_NONE, ROPE_LINEAR, ROPE_LLAMA3 };  // how a longer context stretches the angles
+enum { ROPE_NONE, ROPE_LINEAR, ROPE_LLAMA3 };  // how angles are reduced for a longer context
 
 typedef struct {
     double theta;
@@ -124,8 +124,8 @@ typedef struct {
 } Rope;
 
 // Returns w, by which the angle of channel i grows from a position to the next: theta^(-2i/HS).
-// With LINEAR it is divided by factor. LLAMA3 divides only long waves, of more than original / low
-// positions; waves below original / high positions stay; those between are mixed.
+// LINEAR divides w by factor. LLAMA3 does so only if a full turn takes more than original / low
+// positions; if it takes fewer than original / high, w stays; between, the two are mixed.
 static double rope_frequency(const Rope *r, size_t i, size_t HS) {
     const double w = pow(r->theta, -2.0 * (double)i / (double)HS);
     const double waves = (double)r->original * w / (2 * M_PI);

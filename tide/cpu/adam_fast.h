@@ -1,5 +1,5 @@
-// adam_fast.h: AdamW (adam.h) on the arenas of a model, as fast as host memory allows: loops of
-// vectors with the bits of adam_scalar() and adam_bf16(), and sums of gradients.
+// adam_fast.h: AdamW (adam.h) on the arenas of a model, as fast as host memory allows: vectorised
+// loops with the same bits as adam_scalar() and adam_bf16(), and sums of gradients.
 //
 //   adam_work()            makes one pass over the state of some runs, with all threads
 //   adam_update()          makes the step of an arena
@@ -8,9 +8,9 @@
 #define TIDE_ADAM_FAST_H
 #include "../../adam.h"
 
-// One pass over some runs, which are ranges of the arenas at these pointers. It makes an AdamW step
-// by the gradient, by the sum of several gradients, or by both added up (the sum is not changed).
-// Or, with w NULL, it adds the gradient to the sum. The arrays must not overlap.
+// One pass over some runs: ranges of the arrays below, which must not overlap. If w is not NULL,
+// makes an AdamW step by the gradient `grad`, by `sum`, or by both added up (and does not change
+// sum). If w is NULL, adds grad to sum.
 typedef struct {
     void *w;              // weights, which the step changes; NULL: no step
     uint16_t *low;        // lower halves of the master weights (master_low()); NULL: there are none
@@ -18,13 +18,13 @@ typedef struct {
     float *sum;           // the sum of gradients; NULL: there is none
     const void *grad;     // a gradient to add; NULL: the sum is complete
     int grad_is_half;
-    int first;            // the gradient is the first one of the sum
+    int first;            // 1: grad is the first gradient of the sum
     float scale;          // the factor of the gradient in the sum
-    double *block_sums;   // receives the norm's sums of blocks, run after run; or NULL
+    double *block_sums;   // gets sum's sums of squares, by block (adam.h), of all runs; or NULL
     const AdamRun *runs;
     int count;
     AdamStep step;
-    int halves;           // weights are halves (they are always, if there is `low`)
+    int halves;           // 1: weights are halves; they also are whenever `low` is not NULL
 } AdamWork;
 
 // Returns the bytes that the pass reads and writes for each element.
@@ -60,8 +60,8 @@ static inline void adam_prefetch(const void *array, size_t at, size_t size) {
     for (size_t k = 0; k < ADAM_BLOCK * size; k += 64) __builtin_prefetch(from + k);
 }
 
-// Computes adam_range(), which inlines this loop 20 times with constants, so that each is
-// vectorised. `rounded` weights have no lower halves.
+// Is the loop of adam_range(), which inlines it 20 times with different constants: so each copy is
+// vectorised. rounded: weights have no lower halves.
 __attribute__((always_inline))
 static inline void adam_loop(void *__restrict__ weights, uint16_t *__restrict__ low,
                              void *__restrict__ m, void *__restrict__ v,
@@ -164,7 +164,7 @@ static inline void accumulate_loop(float *__restrict__ sum, const void *__restri
 }
 
 // Adds the gradient to the sum in a chunk of a run, rounded once: sum += scale * grad, or, if
-// first, sum = scale * grad. Computes the sums for the norm, from block `block` on, from the cache.
+// first, sum = scale * grad. Computes the norm's sums, from number `block` on, from the cache.
 static inline void accumulate_range(const AdamWork *w, const AdamRun *r, size_t block) {
     const size_t full = NORM_BLOCK;
     for (size_t i = r->at, end = r->at + r->length; i < end; i += full, block++) {

@@ -61,13 +61,13 @@ static void attention_forward(float *out,        // (B, T, NH HS)
     }
 }
 
-// Replaces a row's scores and dp, over all keys, by p and ds. It sees keys from .. visible - 1.
+// Replaces a row's scores and dp by p and ds, for all keys; it sees only keys from .. visible - 1.
 static inline void attention_row_backward(float *p, float *dp, const float *d, const float *o,
                                           float lse, size_t from, size_t visible, size_t keys,
                                           size_t HS) {
     const float scale = 1.0f / sqrtf((float)HS);
-    // The loop runs to the end of a whole vector; results that are not visible are cleared after
-    // it. A scalar loop over the last few keys would take as long as all others.
+    // The loop runs to the end of a whole vector, because a scalar loop over the last few keys
+    // would take as long as this one. Then results of keys that the row does not see are set to 0.
     const size_t whole = min_size(round_up(visible, 16), keys);
     float d_dot_o = 0;
     #pragma omp simd reduction(+ : d_dot_o)
@@ -82,7 +82,7 @@ static inline void attention_row_backward(float *p, float *dp, const float *d, c
 }
 
 // Computes dqkv, overwriting it. Gradients of keys and values are sums over strips and over the
-// query heads of a group. So one thread computes a whole group, in order.
+// query heads of a group. So one thread computes a whole group, head by head.
 static void attention_backward(float *dqkv, const float *dout, const float *out, const float *lse,
                                const float *qkv, const int32_t *begins, float *scratch,
                                size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
@@ -106,7 +106,7 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
             const float *kl = k + low * Q, *vl = v + low * Q;
             const float *o = out + (b * T + first) * A + h * HS;
             const float *d = dout + (b * T + first) * A + h * HS;
-            // The rows of dk and dv of this strip are zeroed for the first head of the group. All
+            // The strip's own rows of dk and dv are set to 0 for the first head of the group. All
             // other rows have sums of earlier strips or heads.
             const size_t fresh = h == kv * group ? first + rows : first;
             for (size_t u = first; u < fresh; u++) {
@@ -132,9 +132,9 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
     }
 }
 
-// Adds keys and values of T new tokens to the cache, which has those of `first` tokens. Each new
-// query attends to all keys up to its own. A score is read once: the softmax keeps the largest so
-// far, and scales its sums when a larger one follows (doc/attention.md).
+// Appends the keys and values of T new tokens to the cache, which has `first` tokens. Each new
+// query attends to all keys up to its own. Each score is used at once: the softmax keeps the
+// largest score so far, and scales its sums when a larger score follows (doc/attention.md).
 static void attention_cached(float *out,        // (T, NH HS)
                              float *cache,      // (window, 2, NKV HS)
                              const float *qkv,  // (T, Q)

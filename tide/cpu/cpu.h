@@ -30,8 +30,8 @@ static void cpu_describe(void) {
 
 // Makes a thread that waits at the end of a loop sleep after 30 to 60 us. By default the OpenMP
 // libraries spin longer, and may take the core of the thread for which all wait (doc/speed.md).
-// They read the setting from the environment before main() runs. So the program sets it and starts
-// itself once more, and restores its name. A setting of the user stays as it is.
+// They read this setting from the environment before main() runs. So the program sets it, and
+// starts itself once more, under its old name. If the user has set it, nothing changes.
 static void cpu_wait_briefly(char **argv) {
 #ifdef _OPENMP
     prctl(PR_SET_NAME, program_invocation_short_name);
@@ -40,15 +40,15 @@ static void cpu_wait_briefly(char **argv) {
         if (getenv(settings[i]) != NULL) return;
     setenv("GOMP_SPINCOUNT", "1000", 1);
     setenv("KMP_BLOCKTIME", "1", 1);
-    execv("/proc/self/exe", argv);  // fails without /proc; then the defaults stay
+    execv("/proc/self/exe", argv);  // fails without /proc; then the program just goes on
 #endif
     (void)argv;
 }
 
-// Returns the number of threads: `asked` (--threads) unless that is 0; else OMP_NUM_THREADS, but
-// not the 1 that torchrun sets for several ranks; else the hardware threads that this process may
-// use, at most its share of the machine if `ranks` processes run there. No thread is bound to a
-// core: Linux's scheduler keeps ranks apart, and moves a thread away from another process.
+// Returns the number of threads: `asked` (--threads), if not 0; else OMP_NUM_THREADS, except the 1
+// that torchrun sets for several ranks; else the hardware threads that this process may use, at
+// most its share of the machine if `ranks` processes run there. No thread is bound to a core:
+// Linux's scheduler keeps ranks apart, and moves a thread away from another process.
 static int cpu_threads(size_t asked, int ranks) {
     const char *text = getenv("OMP_NUM_THREADS");
     const int said = text != NULL ? atoi(text) : 0;

@@ -1,4 +1,4 @@
-// labels.h: labels_loss(), classification by a few label words of one token each: which of them is
+// labels.h: labels_loss(), for classification: which of a few label words, each one token, comes
 // next at a given position of each sequence? The loss is the cross-entropy over the logits of these
 // words alone, as in MeZO (Malladi et al. 2023).
 #ifndef TIDE_LABELS_H

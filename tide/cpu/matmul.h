@@ -1,7 +1,7 @@
 // matmul.h: the matrix product, where a transformer on a CPU spends nine tenths of its time.
 //
 // gemm_plain() is the definition: three loops. gemm() and gemm_serial() compute the same product as
-// fast as the machine allows, in panels and register tiles. doc/matmul.md is the lesson.
+// fast as the machine allows, in panels and register tiles. See doc/matmul.md.
 //
 // k is cut into blocks of KC. Within a block the products are summed from 0 in order of k; the
 // blocks' sums are added to the result in order. So the bits do not depend on MC, on the tile, on
@@ -9,7 +9,7 @@
 // on the width of vectors. But hardware without fused multiply-add has other bits.)
 //
 // The scheme is from Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
-// (2008), with the order of loops of Van Zee and van de Geijn, "BLIS" (2015); A is shared.
+// (2008), with the order of loops of Van Zee and van de Geijn, "BLIS" (2015); threads share A.
 #ifndef TIDE_MATMUL_H
 #define TIDE_MATMUL_H
 #include "../base/util.h"
@@ -33,7 +33,7 @@
 typedef float Vec __attribute__((vector_size(4 * VEC_LANES)));
 typedef float VecLoose __attribute__((vector_size(4 * VEC_LANES), aligned(4), may_alias));
 
-// An array of vectors becomes registers only if the compiler unrolls early, to constant indices.
+// Unrolls early: only with constant indices a compiler keeps an array of vectors in registers.
 #define UNROLL _Pragma("GCC unroll 24")
 
 // Returns a * b + c, fused, by an explicit instruction: the compiler must not decide what is fused,
@@ -52,19 +52,19 @@ static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 #endif
 }
 
-// Ends a row: gcc moves no instruction across a volatile asm. For ARM it would load a number of all
-// six rows first, and would then have too few registers for the sums.
+// Ends a row: gcc moves no instruction across a volatile asm. For ARM it would else load one number
+// of each of the six rows first, and have too few registers left for the sums.
 #if defined __aarch64__ && !defined __clang__
 #define ROW_ENDS __asm__ volatile("")
 #else
 #define ROW_ENDS (void)0
 #endif
 
-#define GEMM_MR ((size_t)6)         // rows of a tile: 6 x 4 (or 6 x 2) vectors of sums
+#define GEMM_MR ((size_t)6)         // rows of a tile, which has 6 x 4 (or 6 x 2) vectors of sums
 #if defined __AVX512F__ || defined __aarch64__
-#define GEMM_NV ((size_t)4)         // of 32 vector registers
+#define GEMM_NV ((size_t)4)         // columns of a tile, in vectors; the CPU has 32 registers
 #else
-#define GEMM_NV ((size_t)2)         // of 16
+#define GEMM_NV ((size_t)2)         // the CPU has 16 vector registers
 #endif
 #define GEMM_NR (GEMM_NV * VEC_LANES)
 #define GEMM_KC ((size_t)384)       // depth of a panel; the bits depend on it
@@ -96,8 +96,8 @@ static void gemm_plain(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
 // The rows of A. Row r of tile t begins at base + t * tile + r * row; its elements are `k` apart.
 typedef struct { const float *base; size_t tile, row, k; } GemmA;
 
-// Packs rows [0, rows) and kc columns of op(A). A that is stored along k is copied, KC floats for
-// each row. With trans_a the result is [tile][k][MR]; eight tiles at a time read whole cache lines.
+// Packs rows [0, rows) and kc columns of op(A). Without trans_a copies rows, to KC floats each.
+// With trans_a makes [tile][k][MR], for eight tiles at a time: so whole cache lines of A are read.
 static void gemm_pack_a(bool trans_a, size_t rows, size_t kc, const float *a, size_t lda,
                                float *pack) {
     if (!trans_a) {
@@ -133,9 +133,9 @@ static void gemm_pack_b(bool trans_b, size_t kc, size_t cols, const float *b, si
 }
 
 // Computes a register tile: out (MR, columns) = start + rows of A times a packed panel of B. start
-// may be out; with start_ld 0 it is one row for all, the bias. The function calls nothing, is not
-// inlined, and has a constant width. Otherwise compilers kept some of the sums in memory (gcc 12:
-// 40 % slower; clang 14: 70 %).
+// may be out; with start_ld 0 all rows begin with one row, the bias. The function calls nothing, is
+// not inlined, and has a constant width: otherwise compilers kept some sums in memory (gcc 12: 40 %
+// slower; clang 14: 70 %).
 #define GEMM_TILE(name, VECTORS)                                                                  \
 static __attribute__((noinline)) void name(size_t kc, const float *const a[GEMM_MR],              \
                                            size_t a_step, const float *packed_b,                  \
@@ -177,7 +177,7 @@ static void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_
     for (size_t i = 0; i < rows; i += GEMM_MR, a.base += a.tile, out += GEMM_MR * ldo) {
         const size_t height = min_size(rows - i, GEMM_MR);
         const float *row[GEMM_MR];
-        for (size_t r = 0; r < GEMM_MR; r++)  // rows after the last one repeat the last one
+        for (size_t r = 0; r < GEMM_MR; r++)  // a tile with fewer rows repeats its last row
             row[r] = a.base + min_size(r, height - 1) * a.row;
         if (height == GEMM_MR && cols == (narrow ? GEMM_NR / 2 : GEMM_NR)) {
             (narrow ? gemm_tile_narrow : gemm_tile)(kc, row, a.k, pack, fresh ? first : out,
@@ -237,7 +237,7 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
         const size_t panels = (N + GEMM_NR - 1) / GEMM_NR;
         for (size_t m0 = 0; m0 < M; m0 += GEMM_MC) {
             const size_t mc = min_size(M - m0, GEMM_MC);
-            // with fewer panels than threads, rows are cut, too, and a panel is packed repeatedly
+            // With few panels, rows are divided, too: several threads then pack the same panel.
             size_t part = chunk;
             while (part < mc && panels * (mc / part) > 4 * threads) part *= 2;
             const size_t parts = (mc + part - 1) / part;
@@ -278,7 +278,7 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
 }
 
 // Computes the product of one row: out (N) = B (N, K) x (K) + bias (N); bias may be NULL. Packs
-// nothing, because reading B takes the time. The order of its sums is not gemm()'s.
+// nothing: reading B once takes the time. The order of its sums is not gemm()'s.
 static void gemv(size_t N, size_t K, const float *x, const float *b, float *out,
                  const float *bias) {
     #pragma omp parallel for

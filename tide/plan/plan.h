@@ -1,28 +1,28 @@
 // plan.h: predicts how long a training step takes, from a rehearsal of the trainer's own step
 // (rehearsal.h), and makes the choice of --offload auto by such predictions. No CUDA here.
-// doc/speed.md is the lesson.
+// doc/speed.md explains how.
 //   predict()            computes the Prediction of a rehearsal
 //   plan_print_time()    prints a Prediction
 //   choice_settle()      completes a choice whose mode is given, so that it fits into memory
 //   offload_search()     makes the choice of --offload auto
 //
-// A prediction leaves out: the start of each kernel and copy; the GPU's work on gradient norms and
-// on the embeddings' backward pass; passes that replace a missing epilogue of cuBLASLt; networks.
-// It assumes ranks that are all alike, in one node, whose collectives do not cross the link to the
-// host.
+// A prediction does not count: the time to start a kernel or copy; the GPU's work on gradient norms
+// and on the embeddings' backward pass; extra kernels where cuBLASLt has no fused operation. It
+// assumes that all ranks are alike, and in one node, and that collectives do not use the link to
+// the host.
 #ifndef TIDE_PLAN_H
 #define TIDE_PLAN_H
 #include "../../offload.h"
 #include "rehearsal.h"
 
 typedef struct {
-    double step;               // seconds from one gradient norm to the next; the next ones, too
+    double step;               // from one gradient norm to the next. All times here are in seconds
     double forward, backward;  // from the first work to the last, with stalls
-    double compute;            // products and attention in both, without stalls
+    double compute;            // products and attention of forward and backward, without stalls
     double attention;          // the part of compute that is attention
     double other;              // the GPU's other work in the compute stream
     double update;             // from the norm until all weights and state are in their places
-    double bound;  // the least time of the update by rates.h, if nothing begins earlier; 0: none
+    double bound;  // update_bound() of rates.h, if no work began before the norm; 0: unknown
     char limit[40];            // the limits of the machine that make this bound
     double h2d_bytes, d2h_bytes;   // gradients, weights and state on the link
     double stall_forward;      // waits before parts of forward, for new weights
@@ -31,20 +31,20 @@ typedef struct {
     double comm_exposed;       // by how much the step is longer because of them
     double reduced_bytes;      // gradients that each GPU sends to the others, to be summed
     double gathered_bytes;     // weights that each GPU sends to the others
-    double busy[TRACE_USES];   // the share of the time in which each is at work; 0: not computed
+    double busy[TRACE_USES];   // share of the time that each part of the machine works; 0: unknown
 } Prediction;
 
-// A step of a rehearsal: the job that ends its norm, and the number of jobs up to its update.
+// A rehearsed step: the last job of its gradient norm, and the number of jobs up to its update.
 typedef struct { int norm, end; } StepMark;
 
-// The most micro-batches that are rehearsed. The last but one stands for those left out, too.
+// The most micro-batches that are rehearsed. The last but one counts for each omitted one, too.
 enum { REHEARSED_MICRO = 5 };
 
 static bool job_is(const Job *t, const char *name) {
     return t->span.row == ROW_COMPUTE && strcmp(t->span.name, name) == 0;
 }
 
-// Adds what jobs (before, end] of one step take to *pred. `more` micro-batches were left out.
+// Adds what jobs (before, end] of a step take to *pred. `more` micro-batches were not rehearsed.
 static void predict_step(const Rehearsal *q, int before, int end, size_t more, Prediction *pred) {
     const Job *t = q->jobs;
     double done = t[before].span.end, begin = 0, tail = 0, back = 0, times = 1;
@@ -102,10 +102,10 @@ static void predict_busy(const Rehearsal *q, double begin, double end, Predictio
     free(s);
 }
 
-// Returns the mean of the last `counted` of `steps` steps, which should be a steady state. `more`
-// micro-batches of each were left out; `world` GPUs train together. With a trace (NULL: none),
-// computes `busy`, unless micro-batches were left out, and draws the steps, with the update before
-// them, if the file is open. Overwrites *q.
+// Returns the mean of the last `counted` of `steps` rehearsed steps, when they should be all alike.
+// In each step `more` micro-batches were not rehearsed; `world` GPUs train together. If trace is
+// not NULL: computes pred.busy if `more` is 0; and if the trace has an open file, draws the counted
+// steps there, and the update before them. Overwrites *q.
 static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int counted, size_t more,
                           size_t world, TraceFile *trace) {
     const StepMark *first = &marks[steps - counted - 1], *last = &marks[steps - 1];
@@ -118,7 +118,7 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
                              &pred.stall_forward, &pred.stall_backward, &pred.comm,
                              &pred.reduced_bytes, &pred.gathered_bytes};
     for (size_t i = 0; i < sizeof means / sizeof *means; i++) *means[i] /= counted;
-    pred.reduced_bytes *= (double)(world - 1) / (double)world;  // each GPU has its own part
+    pred.reduced_bytes *= (double)(world - 1) / (double)world;  // a GPU keeps its own share
     pred.gathered_bytes *= (double)(world - 1) / (double)world;
     for (int i = 0; i < first->end; i++)
         pred.update = fmax(pred.update, q->jobs[i].span.end - start);
@@ -139,16 +139,16 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
 // ---------------------------------------------------------------------------------------------
 // For people
 
-// The planned run, for the text about it.
+// What the printed text needs to know of the planned run.
 typedef struct {
     size_t tokens;           // tokens of a step, on all GPUs
     size_t world;            // GPUs that train together
-    size_t steps;            // steps of the whole run, to print its time; 0: does not
+    size_t steps;            // steps of the whole run, whose time is printed; 0: it is not printed
     size_t window;           // ZenFlow: the steps of which a Prediction is the mean; else 0
     bool zeroth;             // zeroth order: there is no backward pass
 } PlanRun;
 
-// Prints how long a step is, and what is at work in it.
+// Prints how long a step is, and how busy each part of the machine is in it.
 static void plan_print_speed(const Rates *rates, const PlanRun *run, const Prediction *pred) {
     const double flops = rates->gpu_flops * (pred->compute - pred->attention)
                        + rates->gpu_attention * pred->attention;
@@ -203,8 +203,8 @@ static void plan_print_time(const Rates *rates, const PlanRun *run, const Predic
 // Sets the bytes of GPU and host memory that this choice takes, by the trainer's memory plan.
 typedef void (*OffloadNeeds)(void *model, const OffloadChoice *c, size_t *gpu, size_t *host);
 
-// If nothing fits: the GPU memory that would be enough on this host, and the host memory that would
-// be enough with this GPU. SIZE_MAX: no amount would.
+// Used if no choice fits: the GPU memory that would be enough with this host's memory, and the host
+// memory that would be enough with this GPU. SIZE_MAX: no amount would.
 typedef struct { size_t gpu, host; } OffloadLeast;
 
 // The memory into which a choice must fit.
@@ -212,10 +212,10 @@ typedef struct {
     OffloadNeeds needs;
     void *model;             // for needs()
     size_t gpu, host;        // bytes of memory that may be used
-    int recompute;           // --recompute; RECOMPUTE_AUTO: any
+    int recompute;           // --recompute; RECOMPUTE_AUTO: every value may be tried
     bool sums;               // micro-batches' gradients are summed, on the GPU or the host
-    int weights, layers;     // --weights, where there is a choice; the model's layers
-    OffloadLeast *least;  // NULL, or where memory_fits() notes what is missing; then nothing fits
+    int weights, layers;     // where weights may be (WEIGHTS_AUTO: either side); number of layers
+    OffloadLeast *least;  // if not NULL, memory_fits() notes the missing memory there, and is false
     bool dealt;              // ZeRO-3: the weights of every layer are gathered into the ring
 } OffloadMemory;
 
@@ -232,9 +232,9 @@ static bool choice_fits(const OffloadMemory *m, const OffloadChoice *c) {
     return memory_fits(m, gpu, host);
 }
 
-// Finds the number, from `worst` to `best`, nearest to `best` with which *c fits; `worst` if there
-// is none. n: where *c has the number; NULL: it is the residents, in 256ths. Tries `best` first: if
-// all is resident, nothing needs slots.
+// Changes one number of *c: to the number nearest to `best`, between `worst` and `best`, with which
+// *c fits into memory; to `worst` if none fits. n points to the number; NULL: it is c->resident, in
+// 256ths. Tries `best` first, because with all pieces resident no memory for slots is needed.
 static void choice_search(const OffloadMemory *m, OffloadChoice *c, int *n, int worst, int best) {
     for (int middle = best;; middle = best + (worst - best) / 2) {
         if (n != NULL) *n = middle;
@@ -245,8 +245,8 @@ static void choice_search(const OffloadMemory *m, OffloadChoice *c, int *n, int 
     }
 }
 
-// Returns the largest share of residents with which *c fits on the GPU, or -1. With m->least, also
-// tries the smallest share with which *c fits on the host.
+// Returns the largest share of residents with which *c fits on the GPU; -1 if none fits. If
+// m->least is not NULL, also notes there what *c needs with as few residents as the host allows.
 static double choice_residents(const OffloadMemory *m, OffloadChoice c) {
     OffloadMemory gpu = *m, host = *m;
     gpu.host = host.gpu = SIZE_MAX;
@@ -259,10 +259,10 @@ static double choice_residents(const OffloadMemory *m, OffloadChoice c) {
     return c.resident > 0 || choice_fits(&gpu, &c) ? c.resident : -1;
 }
 
-// Uses the GPU's memory that *c leaves free, for numbers that are "auto": for weights that stay;
-// for rooms of gradients and of weights, which spare backward a wait (none if gradients are summed
-// on the GPU); for visitors' gradients, which spare the link two copies; for slots, which only
-// shorten a wait.
+// Uses the GPU memory that *c leaves free. Raises each number that is "auto", in this order:
+// weights that stay on the GPU; rooms of gradients and of weights, for which backward waits less
+// (no rooms of gradients if they are summed on the GPU); visitors' gradients on the GPU, which then
+// need not cross the link twice; slots, which only shorten a wait.
 static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
     if (m->weights == WEIGHTS_AUTO) choice_search(m, c, &c->streamed, c->streamed, 0);
     const bool leaves = c->mode == OFFLOAD_ZENFLOW || !m->sums || c->sum_on_host;
@@ -276,10 +276,10 @@ static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
         choice_search(m, c, &c->slots, LEAST_SLOTS, 1000);
 }
 
-// Completes a choice whose mode is given. Chooses residents, if they are below 0. Then changes
-// these one by one until *c fits: sums on the host, or gradients over activations; visitors'
-// gradients on the host; recomputation; weights on the host. Then fills the memory that is left.
-// Returns false if nothing fits, with the choice that needs the least in *c.
+// Completes a choice whose mode is given. If c->resident is below 0, chooses it. Until *c fits,
+// takes one of these steps after the other: gradients summed on the host, or stored where
+// activations were; visitors' gradients on the host; more recomputation; weights on the host. Then
+// fills the free memory. If nothing fits, returns false; *c is then what needs the least memory.
 static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
     const bool any = c->resident < 0;
     const int weights = c->mode == OFFLOAD_NONE ? WEIGHTS_GPU : m->weights;
@@ -300,7 +300,7 @@ static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
     return false;
 }
 
-// Predicts a step with this choice.
+// A trainer's function: predicts a step with choice *c.
 typedef Prediction (*OffloadRehearse)(const void *trainer, const OffloadChoice *c);
 
 typedef struct {
@@ -309,14 +309,14 @@ typedef struct {
     OffloadRehearse rehearse;
     const void *trainer;     // for rehearse()
     UpdateBytes bytes;       // bytes of the run's update on the link
-    OffloadChoice choice;    // .subgroup and .wire_f32 are given; so are numbers of rooms above 0
+    OffloadChoice choice;  // .subgroup and .wire_f32 are given, and numbers of rooms that are not 0
     Prediction predicted;
-    double none;             // the step with nothing offloaded; INFINITY: that does not fit
+    double none;             // seconds of a step without offloading; INFINITY: it does not fit
 } OffloadSearch;
 
-// Tries a choice: with `residents`, once with all that fit and once with none; in both, with all
-// rooms that fit. Takes it if its step is clearly shorter than those tried before, which are
-// simpler.
+// Tries a choice without residents; if `residents`, before that also with as many as fit. Both
+// times adds all rooms that fit. Keeps the choice if its step is clearly shorter than that of each
+// choice tried before, as earlier choices are simpler.
 static void search_try(OffloadSearch *q, const OffloadChoice *tried, bool residents) {
     for (int stay = residents && tried->mode != OFFLOAD_NONE; stay >= 0; stay--) {
         OffloadChoice c = *tried;
@@ -332,9 +332,9 @@ static void search_try(OffloadSearch *q, const OffloadChoice *tried, bool reside
     }
 }
 
-// Tries, with `streamed` layers, the modes none; twinflow (zero if nothing stays); interleave, at
-// shares near the best one of rates.h. Tries each with and without recomputation, with sums and
-// visitors' gradients on either side, and without residents or, if `residents`, with all that fit.
+// With `streamed` layers on the host, tries these modes: OFFLOAD_NONE; twinflow (or zero, without
+// residents); interleave, at shares near the best one of rates.h. Tries each with and without
+// recomputation; with sums, and visitors' gradients, on the GPU or the host. residents: as above.
 static void search_all(OffloadSearch *q, int streamed, bool residents) {
     static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // of the best share
     static const int keeps[] = {KEEP_ALL, 0, -1};
@@ -370,9 +370,9 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
         }
 }
 
-// Makes the choice of --offload auto: the fastest one in rehearsals. Puts weights on the host only
-// if that is clearly faster, or asked for. Then residents, whose layers stay on the GPU, are tried
-// only if nothing fits without them. Returns false if nothing fits.
+// Makes the choice of --offload auto: the one that is fastest in rehearsals. Puts weights on the
+// host only if this is clearly faster, or if --weights host asks for it. With --weights host, tries
+// residents (their layers' weights stay on the GPU) only if nothing fits without residents.
 static bool offload_search(OffloadSearch *q) {
     const OffloadMemory *m = &q->memory;
     q->predicted.step = q->none = INFINITY;

@@ -1,14 +1,14 @@
 // rates.h: how fast a machine moves and updates optimizer state, and what follows from that. All
 // functions compute from numbers measured by calibrate.cuh, or those in a file (scripts/rates/).
 //   rates_load(), rates_write()            read and write a file of rates
-//   rates_of_rank(), collective_seconds()  several GPUs: rates of each; time of a collective
+//   rates_of_rank(), collective_seconds()  rates of each of several GPUs; a collective's time
 //   eq1_stride()                           Eq. 1 of Deep Optimizer States (Maurya et al. 2024)
-//   update_bound(), best_share()           the least time of any schedule; the split that has it
+//   update_bound(), best_share()           the least possible time of an update; the share with it
 #ifndef TIDE_RATES_H
 #define TIDE_RATES_H
 #include "../base/util.h"
 
-// Bytes, parameters or floating-point operations per second; 0: unknown. Name and unit of each.
+// Rates with their units: bytes, parameters or operations per second; 0: unknown.
 #define RATES(X) \
     /* copies of page-locked memory, in one direction; in both at once (_duplex); in one while */ \
     /* the cores run AdamW (_host); in both while they do (_busy) */ \
@@ -44,9 +44,9 @@ static double *rate_at(const Rates *rates, int field) { return (double *)rates +
 // ---------------------------------------------------------------------------------------------
 // The file: "name value  # comment" on each line; names and units as above
 
-// Reads a file of rates. A rate that is not in the file is 0. Without gpu_attention, the file
-// counts six products of attention in gpu_flops. Returns false, with file and line in err, at a
-// line of another form, at an unknown or repeated name, and if there is no rate at all.
+// Reads a file of rates. A rate that is not in the file is 0. If gpu_attention is not in the file,
+// attention's seven products are taken to last as long as six at gpu_flops. Returns false, with the
+// reason in err, if a line has another form, or if there is no rate at all.
 static bool rates_load(Rates *rates, const char *path, Error *err) {
     size_t n = 0, line = 0;
     bool seen[RATE_FIELDS] = {false}, any = false;
@@ -79,7 +79,7 @@ static bool rates_load(Rates *rates, const char *path, Error *err) {
     return any || error_set(err, "%.300s: names no rate", path);
 }
 
-// Writes rates for rates_load(), with three digits: two measurements differ in the fourth.
+// Writes rates for rates_load(), with three digits: a fourth would differ at each measurement.
 static void rates_write(FILE *f, const Rates *rates) {
     for (int i = 0; i < RATE_FIELDS; i++) {
         const double v = *rate_at(rates, i);
@@ -91,8 +91,8 @@ static void rates_write(FILE *f, const Rates *rates) {
 // ---------------------------------------------------------------------------------------------
 // Several GPUs
 
-// Returns the rates of each of `local` GPUs of a node when all are at work. Sets those of the link
-// beside the cores (_host, _busy) to 0 if more GPUs share the host than were measured.
+// Returns the rates of each of `local` GPUs of a node when all of them work. If more GPUs share the
+// host than were measured, sets the rates of the link while the cores work (_host, _busy) to 0.
 static Rates rates_of_rank(const Rates *rates, size_t local) {
     Rates x = *rates;
     const double sharing = (double)local / fmax(rates->host_gpus, 1);
@@ -106,7 +106,7 @@ static Rates rates_of_rank(const Rates *rates, size_t local) {
 }
 
 // Returns the seconds of an all-gather to, or a reduce-scatter of, `bytes` on each of `world` GPUs.
-// Each sends all but its own part (nccl-tests, doc/PERFORMANCE.md). Unknown gpu_link: the latency.
+// A GPU sends all but its own part (nccl-tests, doc/PERFORMANCE.md). Without gpu_link: gpu_latency.
 static double collective_seconds(const Rates *rates, size_t world, double bytes) {
     const double R = (double)world;
     if (world <= 1) return 0;
@@ -137,7 +137,7 @@ typedef struct {
     double grad;         // of a gradient, on the link and in host memory: 2 or 4
     double weight;       // of a weight: 2 or 4
     double kept_grads;   // share of the visitors' gradients that stay on the GPU
-    double state;        // of m, v and the rest of the master weight: 10 (fp32: 8); with bf16: 6, 4
+    double state;  // m, v, and a master weight's lower half, if any: 10 or 8; bf16 m, v: 6 or 4
     double streams;      // share of the weights that are stored on the host
 } UpdateBytes;
 
@@ -145,11 +145,11 @@ typedef struct {
 
 enum { UPDATE_LINES = 6 };
 
-// Computes six times, in seconds per parameter, if the GPU updates `share` of the state on the
-// host: of H2D, D2H, host memory (two, see update_bound()), cores, GPU. Each is a linear function
-// of `share`; an unknown rate gives 0. A byte on the link is also a byte of host memory. The cores
-// read weight, state and gradient, and write weight and state. Backward hides the copies of
-// gradients.
+// Computes six times of an update, in seconds per parameter, if the GPU updates `share` of the
+// state on the host: t = {H2D, D2H, host memory twice (see update_bound()), cores, GPU}. Each is a
+// linear function of `share`; it is 0 if its rate is unknown. A byte on the link is also read or
+// written in host memory. The cores read weight, state and gradient, and write weight and state.
+// Copies of gradients to the host are not counted, because backward hides them.
 static void update_lines(const Rates *rates, const UpdateBytes *b, double share,
                          double t[UPDATE_LINES]) {
     const double cpu = 1 - share, d2h = (b->state + b->streams * b->weight) * share;
@@ -169,9 +169,9 @@ static void update_lines(const Rates *rates, const UpdateBytes *b, double share,
 }
 
 // Returns the seconds per parameter that no schedule can beat at this share (0 to 1); 0 if no rate
-// is known. (Work before the update begins, like fetching the first visitors, is not counted.) Host
-// memory has the rate dram_dma while both directions of the link are busy: the time t of the
-// direction with less to do. In the rest of the update's time T its rate is dram:
+// is known. (Work before the update, as when the first visitors are fetched, is not counted.) The
+// less busy direction of the link is busy for a time t: then both directions are, and host memory
+// has the rate dram_dma. In the rest of the update's time T it has the rate dram, so that
 //   bytes = dram_dma t + dram (T - t).
 // doc/speed.md derives T from one rate. limit, if not NULL, gets the names of the limits that are
 // reached, like "link and DRAM" (at a best share several are), or "nothing" if no rate is known.

@@ -1,6 +1,6 @@
 // rehearsal.h: a step that is written down instead of run: the work of each stream, the jobs for
 // which it waits, and the time that a machine (rates.h) takes. No CUDA here: queue.cuh rehearses.
-//   rehearsal_begin(), rehearsal_end()     open and close one; queue.cuh calls the others
+//   rehearsal_begin(), rehearsal_end()     open and close it; queue.cuh calls what follows
 //   rehearse_stream(), rehearse_event()    make a stream; an event
 //   rehearse_wait(), rehearse_record()     let a stream wait for an event; record one
 //   rehearse(), rehearse_span()            give a stream work; name the work for the trace
@@ -11,8 +11,8 @@
 //   - The copies in one direction share the link. Its speed is `h2d` or `d2h`; `_duplex` while the
 //     other direction is busy; `_host` while the cores are; `_busy` while both are.
 //   - Both directions and the cores share host memory evenly: `dram` bytes a second, or `dram_dma`
-//     while both directions are busy. A part that needs less than its share leaves the rest to the
-//     others. But if the _host and _busy rates are known, the link has these speeds.
+//     while both directions are busy. Any of the three that needs less than its share leaves some
+//     to the others. But if the _host and _busy rates are known, the link has these speeds.
 //   - Collectives take the time of rates.h, one by one, whatever else is under way.
 // A rate of 0 is unknown, and limits nothing.
 #ifndef TIDE_REHEARSAL_H
@@ -49,14 +49,14 @@ typedef struct {
     Rates rates;
     Job *jobs;
     int count;
-    RehearsedStream streams[REHEARSAL_STREAMS];  // THE_HOST's jobs are its waits
+    RehearsedStream streams[REHEARSAL_STREAMS];  // [THE_HOST]: its jobs are the waits of the host
     int stream_count;
     int *events;             // [event]: the job after which it was recorded
     int event_count;
     size_t memory;           // the next address that rehearse_memory() returns
 } Rehearsal;
 
-static Rehearsal *rehearsal;  // the open one; NULL: work is run
+static Rehearsal *rehearsal;  // the open rehearsal; NULL: none, so work is really run
 
 static int rehearse_stream(void) {
     Rehearsal *q = rehearsal;
@@ -80,7 +80,7 @@ static void rehearsal_begin(Rehearsal *q, const Rates *rates) {
     q->memory = 4096;
     rehearsal = q;
     rehearse_stream();  // THE_HOST
-    rehearse_event();   // event 0 is none
+    rehearse_event();   // event 0 is never recorded: to wait for it is no wait
 }
 
 static void rehearsal_end(Rehearsal *q) {
@@ -92,7 +92,7 @@ static void rehearsal_end(Rehearsal *q) {
 
 static int rehearse(int stream, int takes, double work);
 
-// Makes all later work of this stream wait for a job. The host waits at once.
+// Makes a stream do all its later work after a job. The host waits as soon as this is called.
 static void rehearse_wait_for(int stream, int job) {
     RehearsedStream *s = &rehearsal->streams[stream];
     if (job == NO_JOB || rehearsal->jobs[job].stream == stream) return;
@@ -121,13 +121,13 @@ static void rehearse_span_end(int stream) {
     rehearsal->streams[stream].span = rehearsal->streams[stream].outer;
 }
 
-// Gives a stream work, and returns its job. The work joins the last job if that has the same kind
-// and span. With work 0, makes a job only if the stream has to wait.
+// Gives a stream work, and returns the job with it. Adds it to the stream's last job if kind and
+// span are the same. If work is 0, makes a job only if the stream still has to wait for another.
 static int rehearse(int stream, int takes, double work) {
     Rehearsal *q = rehearsal;
     RehearsedStream *s = &q->streams[stream];
     const int host = q->streams[THE_HOST].last;
-    if (stream != THE_HOST && host != s->host) {  // the host queues this work only now
+    if (stream != THE_HOST && host != s->host) {  // work begins after the host's last wait
         s->host = host;
         rehearse_wait_for(stream, host);
     }
@@ -149,7 +149,7 @@ static int rehearse(int stream, int takes, double work) {
     return s->last = q->count++;
 }
 
-// Records an event. It is complete when the stream has done all work that it has been given.
+// Records an event, which is complete when all work given to the stream so far is done.
 static void rehearse_record(int event, int stream) {
     rehearsal->events[event] = rehearse(stream, TAKES_NOTHING, 0);
     rehearsal->streams[stream].sealed = true;
@@ -171,7 +171,7 @@ static void *rehearse_memory(size_t bytes) {
 // ---------------------------------------------------------------------------------------------
 // The machine
 
-// Divides `total` evenly among three wants. One that needs less leaves the rest to the others.
+// Limits three wants to even shares of `total`; what one does not need, the others may use.
 static void share_out(double total, double want[3]) {
     bool served[3] = {false, false, false};
     for (int left = 3; left > 0; left--) {
@@ -184,8 +184,8 @@ static void share_out(double total, double want[3]) {
     }
 }
 
-// Sets the speed of a job of each kind, in work per second, while this number of each is busy. The
-// cores move at most 26 bytes (AdamW's) for each parameter of host_adam.
+// Sets speed[kind], of each job of a kind, in work per second, while busy[kind] jobs of each kind
+// are under way. The cores move at most 26 bytes (AdamW's) for each parameter of host_adam.
 static void machine_speeds(const Rates *rates, const int busy[TAKES_KINDS],
                            double speed[TAKES_KINDS]) {
     const bool in = busy[TAKES_H2D] > 0, out = busy[TAKES_D2H] > 0, host = busy[TAKES_HOST] > 0;

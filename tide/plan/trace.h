@@ -36,13 +36,13 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------
 // The times of a step
 
-// The part of the machine that each row uses. A span of the link is a copy only if it has bytes.
+// The part of the machine that each row uses. On the link, a span without bytes is no copy.
 enum { USES_GPU, USES_CPU, USES_H2D, USES_D2H, USES_DUPLEX, USES_NOTHING, TRACE_USES };
 static const int row_uses[ROWS] = {USES_GPU, USES_D2H, USES_H2D, USES_GPU, USES_D2H, USES_CPU,
                                    USES_H2D, USES_H2D, USES_NOTHING, USES_D2H, USES_H2D};
 
-// Adds to `busy` the seconds in which each part of the machine worked, in one span or several.
-// USES_DUPLEX: both directions of the link did.
+// Adds to `busy` the seconds in which each part of the machine worked; spans that overlap count
+// once. busy[USES_DUPLEX]: the seconds in which both directions of the link worked.
 static void trace_busy(const TraceSpan *s, int n, double busy[TRACE_USES]) {
     typedef struct { double at; int uses, change; } Edge;
     Edge *edge = ALLOC(Edge, 2 * (size_t)n, "trace");
@@ -68,12 +68,12 @@ typedef struct {
     size_t step;
     double busy[TRACE_USES];  // seconds in which each part of the machine worked
     double stalled;       // waits of the compute stream
-    double stalled_backward;  // those of these waits that are before backward
-    double forward, backward;  // in the spans of these names
+    double stalled_backward;  // the waits just before a span of backward
+    double forward, backward;  // seconds of all spans "forward"; of all spans "backward"
     double update_seconds;  // from the first "update" to the last end of the update's spans
 } TimelineStep;
 
-// Returns the name of compute's next span after a wait that ended at `end`; "" if there is none.
+// Returns the name of the compute stream's first span after a wait that ended at `end`; "": none.
 static const char *trace_after(const TraceSpan *s, int n, double end) {
     const TraceSpan *next = NULL;
     for (int i = 0; i < n; i++)
@@ -82,7 +82,7 @@ static const char *trace_after(const TraceSpan *s, int n, double end) {
     return next != NULL ? next->name : "";
 }
 
-// Fills *c, except step, from the n spans of a step. Its waits must not overlap.
+// Fills *c, except c->step, from the n spans of one step, in which no two waits may overlap.
 static void trace_counters(TimelineStep *c, const TraceSpan *s, int n) {
     static const char *const update[4] = {"fetch", "update", "flush", "back"};
     double first = INFINITY, last = -INFINITY;  // begin and end of the update
@@ -113,7 +113,7 @@ typedef struct {
     size_t step;  // the step of the next spans
 } TraceFile;
 
-// Rounds to whole nanoseconds, so that spans that touch each other still do.
+// Rounds to whole nanoseconds, so that spans that touch each other also touch in the file.
 static double trace_microseconds(double seconds) { return round(1e9 * seconds) / 1e3; }
 
 static bool trace_error(const TraceFile *t, Error *err) {
@@ -152,15 +152,15 @@ static void trace_span(TraceFile *t, const TraceSpan *s) {
     fputs("}}", t->file);
 }
 
-// Writes that part `what` of counter `name` has this value from `seconds` on.
+// Writes that the value `what` of counter `name` is `value` from time `seconds` on.
 static void trace_counter(TraceFile *t, const char *name, const char *what, double seconds,
                           double value) {
     fprintf(t->file, ",\n{\"ph\":\"C\",\"pid\":0,\"name\":\"%s\",\"ts\":%.3f,\"args\":{"
             "\"%s\":%.17g}}", name, trace_microseconds(seconds), what, value);
 }
 
-// Flushes the events so far. The file is complete until the next event is written (a pipe is not).
-// Returns false, with the reason in err, if the disk is full.
+// Flushes the events so far. A file is then complete until the next event is written; a pipe gets
+// its end only by trace_close(). Returns false, with the reason in err, if the disk is full.
 static bool trace_flush(TraceFile *t, Error *err) {
     const long end = ftell(t->file);
     errno = 0;

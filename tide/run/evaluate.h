@@ -10,8 +10,8 @@
 #include "run.h"
 
 // A trainer's function: returns the mean loss of `rows` sequences of r->val, from number `first`
-// on. Writes each token's loss to losses (rows, r->val.T), unless NULL. With one-token labels, adds
-// to *right how often the right one is the likeliest. r->damage: data that cannot be read.
+// on. losses (rows, r->val.T), unless NULL, gets each token's loss. With one-token labels, adds to
+// *right how often the right label is the likeliest. Sets r->damage if data cannot be read.
 typedef double RunLoss(void *model, Run *r, size_t first, size_t rows, float *losses,
                        size_t *right);
 
@@ -72,13 +72,13 @@ static void run_write_scores(const char *path, const Task *t, const RunScore *ro
 }
 
 // Sets *mean to the mean loss of the first --eval-batches batches of r->val, in their order.
-// Returns the share of right answers, or -1. Each of several ranks evaluates equally many. A rank
-// without a further batch repeats its last one, because others may need its shard of the weights.
+// Returns the share of right answers; -1: there are no questions. All ranks evaluate equally many
+// batches: a rank that has no more repeats one, because others may need its shard of the weights.
 static double run_score(Run *r, RunLoss *loss, void *model, double *mean) {
     const Task *t = r->words ? NULL : run_examples(r, &r->val);
     const size_t B = r->B, T = r->val.T, R = r->world;
     size_t sequences = run_val_rows(r), choice = 0;
-    if (t != NULL) {  // all choices of the last example are included
+    if (t != NULL) {  // the last example is evaluated with all of its choices
         const size_t i = task_find(t, sequences - 1, &choice);
         sequences += t->example[i + 1] - t->example[i] - 2 - choice;
     }
@@ -94,7 +94,7 @@ static double run_score(Run *r, RunLoss *loss, void *model, double *mean) {
         size_t right = 0;
         mine[i * each].loss = loss(model, r, first, rows, losses, &right) * (double)rows;
         mine[i * each].count = (double)right;
-        if (r->o.scores != NULL) sum.loss += mine[i * each].loss;  // --scores has one rank
+        if (r->o.scores != NULL) sum.loss += mine[i * each].loss;  // there is only one rank then
         for (size_t b = 0; by_row && b < rows; b++)
             mine[i * each + b] = run_score_row(t, first + b, T, losses + b * T);
         r->damaged = r->damage.text[0] != '\0' || run_gives_up();
@@ -120,7 +120,7 @@ static double run_score(Run *r, RunLoss *loss, void *model, double *mean) {
 }
 
 // Evaluates the held-out data. Writes the result to the log; at step 0 prints it. A signal ends the
-// evaluation, unless --keep-best needs it, ZenFlow's window is open, or it is the last one.
+// evaluation, unless --keep-best uses it, ZenFlow's window is open, or no step follows.
 static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     double mean;
     Error err;
@@ -140,12 +140,12 @@ static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     if (!log_plot(&r->log, &err)) fprintf(stderr, "tide: warning: %s\n", err.text);
     if (r->o.keep_best && mean < r->lowest) {
         r->lowest = mean;
-        r->due = true;  // the checkpoint waits while a window is open
+        r->due = true;  // it is saved as soon as no window is open
     }
 }
 
-// Does the work of --steps 0: a sample, a conversation, or an evaluation. With --out also writes
-// the loaded model there, which converts it.
+// Does the work of --steps 0: a sample, a conversation, or an evaluation. With --out, also writes
+// the loaded model there, so as to convert it.
 static int run_without_steps(Run *r, RunLoss *loss, SampleNext *next, void *model) {
     if (r->only_sampling) run_sample(r, 0, next, model);
     else if (r->batches) run_eval(r, 0, loss, model);

@@ -28,8 +28,8 @@ typedef struct {
     double start;            // when this session's first step began
     size_t first;            // the first step of this session
     size_t resumed;          // steps before this session
-    size_t every;            // steps for each line on the screen; 0: auto
-    double peak;  // FLOP/s of all devices, at least those of the fastest step; 0: unknown
+    size_t every;            // a line is printed every so many steps; 0: auto
+    double peak;  // FLOP/s of all devices together; raised if a step is faster; 0: unknown
     off_t whole;             // bytes of the complete lines in the file
     bool failing;            // the last line could not be written
     LogSeries train, val;
@@ -78,9 +78,9 @@ static void log_close(Log *l) {
     memset(l, 0, sizeof *l);
 }
 
-// Opens the log of a run in `dir`, which must exist. Keeps the lines of steps up to resume_step (0:
-// a new run); the plot will show their losses. dir NULL: no log is written, as on all ranks but 0.
-// On failure returns false, with the reason in err; then nothing needs to be closed.
+// Opens the log of a run in `dir`, which must exist. Keeps an old log's lines of steps up to
+// resume_step (0: a new run), whose losses the plot will show. dir NULL: writes no log, as all
+// ranks but 0 do. On failure returns false, with the reason in err; nothing is open then.
 static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
     char path[PATH_MAX] = "/dev/null";
     const char *term = getenv("TERM");
@@ -129,10 +129,10 @@ static void log_duration(char *out, size_t n, double seconds) {
     else snprintf(out, n, "%lu d %02lu h", s / 86400, s % 86400 / 3600);
 }
 
-// Writes both lines of a step (the first is 1) of `steps`. ms: its milliseconds. more: other
-// members of the JSON object, each after a comma, or "". flops: its FLOP/s; divided by l->peak they
-// are "mfu", model FLOPs utilization (Chowdhery et al. 2022, section 4.1). On a terminal the line
-// for people is redrawn in place, with a bar; about 20 lines of a run stay.
+// Writes both lines (for people, for programs) of a step (1 .. steps). ms: its milliseconds. more:
+// other members of the JSON object, each after a comma, or "". flops: its FLOP/s; divided by
+// l->peak they are "mfu", model FLOPs utilization (Chowdhery et al. 2022, section 4.1). On a
+// terminal the line for people is redrawn in place, with a bar; about 20 are left on the screen.
 static void log_step(Log *l, size_t step, size_t steps, double loss, double grad_norm, double lr,
                      double ms, double tokens_per_s, double flops, const char *more) {
     log_add(&l->train, step, loss);
@@ -159,7 +159,7 @@ static void log_step(Log *l, size_t step, size_t steps, double loss, double grad
         memset(bar, '#', (size_t)(20 * (double)step / (double)steps));
         snprintf(line, sizeof line, "step %zu/%zu [%s] loss %.4f | %.0f tok/s | %s left", step,
                  steps, bar, loss, tokens_per_s, left);
-        fprintf(l->screen, "\r%.79s\033[K", line);  // the last column would wrap
+        fprintf(l->screen, "\r%.79s\033[K", line);  // 79 columns: the 80th could begin a new line
         l->drawn = true;
         l->last_drawn = now;
     }

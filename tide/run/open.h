@@ -23,8 +23,8 @@ typedef struct {
     Tokenizer *tokenizer;           // NULL: token files, whose tokenizer is unknown
     TokenData data, val_data;       // the files of --data and --val
     TokenData train_view, val_view;
-    bool task, asks;                // --data has examples (task.h), not running text; so have
-                                    // the held-out data
+    bool task, asks;                // task: --data has examples (task.h), not running text;
+                                    // asks: the held-out data has examples
     bool words;                     // each of --labels is one token
     bool packed;                    // rows of several examples are trained
     Task task_all, task_val_all;    // the examples of --data and --val
@@ -49,7 +49,7 @@ typedef struct {
     size_t done;                    // number of complete steps
     size_t idle;                    // zeroth-order steps in a row that had no effect
     bool due;                       // a checkpoint is due
-    bool unasked;                   // an evaluation is due
+    bool unasked;                   // an evaluation is due, and has not begun
     double lowest;                  // --keep-best: the lowest loss of all evaluations
     bool best_is_out;               // OUT/best has the weights of state.best
     bool open;                      // ZenFlow's window is open: a checkpoint must wait
@@ -78,7 +78,7 @@ static double schedule_lr(const Options *o, size_t step) {
     if (step < warmup) return o->lr * (double)step / (double)warmup;
     if (step <= warmup || o->schedule == SCHEDULE_CONSTANT) return o->lr;
     if (step >= o->steps) return low;
-    const double x = (double)(step - warmup) / (double)(o->steps - warmup);  // 0 is lr, 1 is low
+    const double x = (double)(step - warmup) / (double)(o->steps - warmup);  // 0: at lr; 1: at low
     const double fall = o->schedule == SCHEDULE_LINEAR ? 1 - x : 0.5 * (1 + cos(x * M_PI));
     return low + (o->lr - low) * fall;
 }
@@ -100,7 +100,7 @@ static void run_resume_batch(Run *r) {
     if (o->accum != was) printf("--accum is %zu now, for %zu sequences per step\n", o->accum, all);
 }
 
-// Finds the checkpoint to resume. Takes its shape of the model, and its options unless given.
+// Finds the checkpoint to resume; takes the model's shape from it, and all options not given.
 static void run_open_checkpoint(Run *r) {
     Options *o = &r->o;
     Error err;
@@ -125,7 +125,7 @@ static void run_open_preset(Run *r) {
     const Options *o = &r->o;
     GPT2Config *c = &r->config;
     if (o->layers) c->layers = o->layers;
-    // The MLP's width, if the preset has one, grows in proportion.
+    // If --channels is given, the MLP's width, if the preset has one, changes by the same factor.
     if (o->channels) c->ffn = round_up(c->ffn * o->channels / c->channels, 8);
     if (o->channels) c->channels = o->channels;
     if (o->channels && c->embed > 0) c->embed = c->channels / 2;
@@ -183,7 +183,7 @@ static void run_open_tokenizer(Run *r) {
     } else if (o->tokenizer != NULL || saved == NULL || r->config.vocab == 256) {
         r->tokenizer = tokenizer_bytes();
     }
-    // A model may be saved without a tokenizer: it can train on token files.
+    // A model that was saved without a tokenizer can still be trained on token files.
     path_join(list, home, "tokenizer.model");
     if (r->tokenizer == NULL && !own && path_exists(list))
         snprintf(tokenizer_why, sizeof tokenizer_why, "%.300s is not read; transformers makes "
@@ -206,7 +206,7 @@ static int32_t run_first_token(const Run *r) {
 }
 
 // Opens --data and --val if they have examples (task.h). Without --seq, a row has room for the
-// longest example; a packed row for all of them, up to SEQ_AUTO tokens.
+// longest example; a packed row for all examples together, but for at most SEQ_AUTO tokens.
 static void run_open_task(Run *r) {
     Options *o = &r->o;
     const bool tasks[2] = {r->task, r->asks};
@@ -257,7 +257,7 @@ static void run_open_data(Run *r) {
     if (texts) r->data = data_open(o->data, r->tokenizer);
     if (texts && !r->data.text && o->tokenizer == NULL && r->tokenizer != NULL
         && r->tokenizer->vocab == 256) {
-        tokenizer_free(r->tokenizer);  // bytes was a guess; token files are taken for GPT-2's
+        tokenizer_free(r->tokenizer);  // token files have no bytes: they are taken for GPT-2's
         r->tokenizer = NULL;
     }
     const size_t needed = r->tokenizer != NULL ? r->tokenizer->vocab : 50257;
@@ -267,7 +267,7 @@ static void run_open_data(Run *r) {
         else if (needed == 256 || c->vocab < needed) c->vocab = needed;
     }
     if (!gpt2_finish(c, &err)) die("%s", err.text);
-    // A tokenizer may have added tokens that the saved model lacks. Texts with them are refused.
+    // A tokenizer may have added tokens that the saved model lacks. Texts with these are refused.
     const size_t base = r->tokenizer == NULL ? 0 : o->vocab > 0 ? needed : r->tokenizer->base;
     if (base > c->vocab) die("the tokenizer has %zu tokens and the model only %zu", base, c->vocab);
     data_check(&r->data, c->vocab);
@@ -319,8 +319,8 @@ static uint64_t run_val_hash(const Run *r) {
 // The lines that a run prints before its first step, and its refusals
 
 // Prints which model is trained on which data, and the processor. A preset is only a shape: its
-// weights are random. A note says this if they are sampled, evaluated or tuned with MeZO, or if
-// trained weights have been published under this name.
+// weights are random. A note says so if a sample, an evaluation or MeZO would use such weights, or
+// if trained weights have been published under this name.
 static void run_describe(const Run *r) {
     const GPT2Config *c = &r->config;
     const Options *o = &r->o;
@@ -381,8 +381,8 @@ static void run_describe(const Run *r) {
     if (!o->plan) cpu_describe();
 }
 
-// Refuses shapes that the GPU's kernels cannot compute: they read whole packs of 16 bytes, and one
-// block of threads has a whole row of channels.
+// Refuses shapes that the GPU's kernels cannot compute: a row must be a multiple of a pack (16
+// bytes), and not longer than a block of threads can hold.
 static void run_check_shape(const Run *r) {
     const GPT2Config *c = &r->config;
     const size_t pack = r->o.precision == PRECISION_FP32 ? 4 : 8;
@@ -412,8 +412,8 @@ static void run_agree(const Run *r) {
     ranks_agree("data", text);
 }
 
-// Returns --precision before run_open(): that of the command line or, with --resume, of the newest
-// readable checkpoint.
+// Returns --precision, before run_open() is called: the one on the command line or, with --resume,
+// that of the newest readable checkpoint.
 static int run_precision(int argc, char **argv) {
     Options o;
     TrainState s;
@@ -447,7 +447,7 @@ static void run_open_options(Run *r, int argc, char **argv, bool gpu_build) {
     }
     if (!gpu_build && r->world > 1) die("the CPU trainer is one process; for several: a GPU build");
     if (o->plan && r->world > 1) die("--plan is one process: say --world %zu", r->world);
-    if (r->world > 1)  // ranks must take the same path; run_agree() compares other options
+    if (r->world > 1)  // a difference here could make ranks wait; run_agree() compares all options
         ranks_agree("options", o->resume ? o->no_save ? "--resume, --no-save" : "--resume, saving"
                                          : o->no_save ? "new run, --no-save" : "new run, saving");
     if (o->plan) r->world = o->world;
@@ -455,11 +455,11 @@ static void run_open_options(Run *r, int argc, char **argv, bool gpu_build) {
     out_check(o, &r->lock);
 }
 
-// Sets the number of steps, and what a step reads.
+// Sets the number of steps, the size of a step, and what this run does: train, sample, read data.
 static void run_open_steps(Run *r) {
     Options *o = &r->o;
     r->B = o->batch;
-    if (o->dump != NULL) o->accum = 1;  // the first micro-batch counts as a step
+    if (o->dump != NULL) o->accum = 1;  // the step that is dumped has one micro-batch
     r->step_sequences = r->B * o->accum * r->world;
     r->step_tokens = r->step_sequences * r->T;
     if (o->epochs > 0) {
@@ -476,7 +476,7 @@ static void run_open_steps(Run *r) {
     r->sampling = r->only_sampling || (o->steps > 0 && o->sample_every > 0);
 }
 
-// Refuses options that need something that the data or the model lack.
+// Refuses options that need something that the data or the model do not have.
 static void run_check_together(Run *r) {
     const Options *o = &r->o;
     const bool trains = r->training && r->task, evaluated = r->val.sequences > 0;
@@ -501,7 +501,7 @@ static void run_check_together(Run *r) {
     if (ranks.world > 1) run_agree(r);
 }
 
-// Fills *r from the command line and the files that it names. Finds all their errors, which end the
+// Fills *r from the command line and the files that it names. An error in any of these ends the
 // program.
 static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     Options *o = &r->o;
@@ -516,7 +516,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     run_open_steps(r);
     run_check_together(r);
     if (!o->calibrate) run_describe(r);
-    o->seq = r->T;  // a checkpoint has the value, not 0
+    o->seq = r->T;  // saved in checkpoints: the length itself, not 0 (auto)
     if (o->data != NULL && o->val != NULL && strcmp(o->data, o->val) == 0)
         printf("note: --val is --data: its loss says nothing of other data\n");
 }

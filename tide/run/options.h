@@ -14,8 +14,8 @@
 #include "../base/model.h"
 #include <assert.h>
 
-// Values of options with choices, in the order of their names in the table. Those of placements are
-// in model.h.
+// Values of options with choices, in the order of their names in the table. Values of --offload,
+// --weights and such are in model.h.
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };
 enum { SAVE_FP32, SAVE_BF16 };
 enum { OPTIMIZER_ADAMW, OPTIMIZER_MEZO };
@@ -39,7 +39,7 @@ enum { O_TITLE, O_TEXT, O_COUNT, O_BYTES, O_REAL, O_CHOICE, O_FLAG };
 
 enum {
     O_FIXED = 1,  // defines the run: it is saved, and --resume refuses another value
-    O_OWN = 2,    // is for one call: it is not saved
+    O_OWN = 2,    // is for one call of the program: it is not saved
     O_GPU = 4,    // only in the GPU builds
     O_SPLIT = 8,  // only with --offload interleave
     O_FO = 16, O_ZO = 32,  // only with --optimizer adamw; only with mezo
@@ -49,14 +49,14 @@ enum {
     O_PLAN = 1024,  // only with --plan
     O_EMPTY = 4096,  // a text that may be empty
     O_MOST = 8192    // --help shows it, because most runs need it; others: --help all
-};                // without O_FIXED and O_OWN: saved, and the default of --resume
+};  // without O_FIXED and O_OWN: the value is saved; --resume uses it unless another is given
 
 #define BIG 9007199254740991.0  // 2^53 - 1: the largest count, exact in JSON and in a double
 
 // "auto" is stored as AUTO_COUNT or AUTO_REAL, or as 0 if the range begins above 0. A text that was
 // not given is NULL. Texts point into argv, the table, or `saved`.
 enum { OPTION_MOST = 100 };  // most rows of the table
-typedef struct {  // the fields of the table's options
+typedef struct {  // a field for each option of the table, and more at the end
     const char *model, *data, *val, *tokenizer, *labels, *template_text, *scores, *prompt, *out,
         *dump, *tune, *rates, *trace;
     int chat_format, train_on, pack, schedule, optimizer, moments, master, save_dtype, precision,
@@ -81,7 +81,7 @@ typedef struct {
     const char *name;     // without the two dashes; or a title
     size_t offset;        // the field in Options
     const char *initial;  // the default, as on the command line; NULL: none
-    const char *values;   // choices, "a|b|c"; a word that may follow a flag; or text for --help
+    const char *values;   // choices: "a|b|c"; flag: a word that may follow it; others: for --help
     int flags;
     const char *help;
     double min, max;      // the range of a number, both ends included
@@ -286,7 +286,7 @@ static bool option_given(const Options *o, const char *name) {
 static bool parse_number(const char *text, int type, double *out) {
     static const char units[] = "KkMmGgTt", digits[] = "+-eE.0123456789";
     const size_t sign = *text == '-';
-    const size_t other = type == O_REAL ? 0 : type == O_BYTES ? 4 : 5;  // skips "+-eE", or "."
+    const size_t other = type == O_REAL ? 0 : type == O_BYTES ? 4 : 5;  // allowed: digits + other
     const size_t n = sign + strspn(text + sign, digits + other);
     const char *unit = type == O_BYTES && text[n] != '\0' ? strchr(units, text[n]) : NULL;
     char *end;
@@ -361,7 +361,7 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
         n = strcspn(text, "|");
     } else if (opt->type == O_REAL) {
         const double v = *(const double *)field;
-        for (int digits = 6; digits <= 17; digits++) {  // the fewest digits that give v
+        for (int digits = 6; digits <= 17; digits++) {  // the fewest digits that are read as v
             snprintf(number, sizeof number, "%.*g", digits, v);
             if (strtod(number, NULL) == v) break;
         }
@@ -396,7 +396,7 @@ static size_t edit_distance(const char *a, size_t n, const char *b, size_t most)
 // Refuses an unknown option, and proposes a similar one. arg begins with dashes.
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-"), *nearest = NULL;
-    size_t n = strcspn(name, "="), best = 5;  // below 5 changes is similar
+    size_t n = strcspn(name, "="), best = 5;  // a similar name needs at most 4 changes
     char words[64], key[64];
     snprintf(words, sizeof words, " %.*s", n < sizeof words ? (int)n : 0, name);
     for (char *c = words; *c != '\0'; c++) if (*c == '-' || *c == '_') *c = ' ';
@@ -405,12 +405,12 @@ static void unknown_option(const char *arg) {
         if (option_table[i].type == O_TITLE) continue;
         const size_t first = strcspn(name, "-_=");  // the first word, as in --batch-size
         size_t d = edit_distance(name, n, known, 4);
-        if (d > 1 && 2 * d >= n) d = best;  // half of it differs: --lora is not --lr
-        snprintf(key, sizeof key, " %s", known);  // as seq in --max-seq-length
+        if (d > 1 && 2 * d >= n) d = best;  // half of the name would change: --lora is not --lr
+        snprintf(key, sizeof key, " %s", known);  // finds --seq for --max-seq-length
         if (d > 2 && known[2] != '\0' && strstr(words, key) != NULL) d = 2;
         if (d > 2 && first >= 3 && strncmp(known, name, first) == 0) d = 2;
         if (d > 2 && first < n && strstr(option_table[i].help, words + 1) != NULL)
-            d = 2;  // as for --learning-rate, which is in the help of --lr
+            d = 2;  // finds --lr, whose help has these words, for --learning-rate
         if (d < best) { best = d; nearest = known; }
     }
     int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
@@ -435,7 +435,7 @@ static void options_check_flags(const Options *o) {
                 die("--%s needs %s", option_table[i].name, groups[k].needed);
 }
 
-// Refuses options that exclude each other, with the words of the first row that is true.
+// Refuses options that exclude each other. The first row below that is true has the message.
 static void options_check(const Options *o) {
     options_check_flags(o);
     const bool mezo = o->optimizer == OPTIMIZER_MEZO, zenflow = o->offload == OFFLOAD_ZENFLOW;
@@ -552,10 +552,10 @@ static void options_default(Options *o) {
     }
 }
 
-// Fills *o with the defaults, and then from the command line. No option has two values. After
-// "--" one replaces an earlier one: scripts put "--" between their options and the user's. With
-// --resume, the combinations are checked later, by options_resume(). --help and --version print and
-// exit with 0. A mistake ends the program with one line and exit code 2.
+// Fills *o with the defaults, and then from the command line. Refuses two values of one option; but
+// after "--" an option replaces an earlier one: scripts put "--" between their options and the
+// user's. With --resume, the combinations are checked later, by options_resume(). --help and
+// --version print and exit with 0. A mistake ends the program with one line and exit code 2.
 static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
     memset(o, 0, sizeof *o);
     o->gpu_build = gpu_build;
@@ -616,7 +616,7 @@ static bool option_is_saved(const Options *o, const Option *opt) {
 }
 
 // Writes the options that describe the run to buf, as lines "--name value", in less than n bytes.
-// The trainer has replaced values like 0 of --seq by those that they stand for.
+// Values that mean "auto", like 0 of --seq, have been replaced by then.
 static void options_write(const Options *o, char *buf, size_t n) {
     FILE *f = fmemopen(buf, n, "w");
     if (f == NULL) fail("out of memory: options");
@@ -639,9 +639,9 @@ static bool option_same(const Options *a, const Options *b, const Option *opt) {
 }
 
 // Merges the options of a checkpoint, which are lines of options_write(), with those of a command
-// line with --resume. An option that was not given is taken from the checkpoint. One that was given
-// is used, but refused if it is O_FIXED and differs. Then checks the combinations. Skips unknown
-// lines: another build may have written them. Returns the options of the checkpoint.
+// line with --resume. An option that was not given is taken from the checkpoint. An option that was
+// given is used, but refused if it is O_FIXED and differs. Then checks the combinations. Skips
+// unknown lines: another build may have written them. Returns the options of the checkpoint.
 static Options options_resume(Options *o, const char *lines) {
     Options before = *o;
     char *end = o->saved = ALLOC(char, strlen(lines) + 1, "options");
@@ -660,7 +660,7 @@ static Options options_resume(Options *o, const char *lines) {
         *end++ = '\0';
         option_set(&before, opt, text);
         if (!o->given[i]) option_set(o, opt, text);
-        else if ((opt->flags & O_FIXED) && !option_same(o, &before, opt)  // --offload is set first
+        else if ((opt->flags & O_FIXED) && !option_same(o, &before, opt)  // before.offload is set
                  && (before.offload == OFFLOAD_ZENFLOW || !(opt->flags & O_ZEN)))
             die("--%s contradicts the checkpoint, which has %.60s: leave it out, or start a new "
                 "run in another --out", opt->name, text != NULL ? text : "none");

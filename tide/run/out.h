@@ -41,8 +41,8 @@ static bool out_is_written(const Options *o) {
         && (o->steps > 0 ? given || !o->no_save : given && !o->resume && !o->no_save);
 }
 
-// Ends a new run if its --out has more than a lock. used: an earlier run has locked it. If that run
-// was stopped before it saved weights, --resume auto begins it again.
+// Ends a new run if its --out has other files than .lock. used: .lock is from an earlier run. If
+// that run was stopped before it saved weights, --resume auto begins it again.
 static void out_check_empty(const Options *o, bool used) {
     char name[256] = "";
     bool begun = used;
@@ -94,7 +94,7 @@ static void out_take(const Options *o, int *lock) {
         if (!make_directories(o->out) || access(o->out, W_OK | X_OK) != 0)
             die("--out %s: cannot make or write this directory: %s", o->out, strerror(errno));
         out_lock(o->out, lock, LOCK_EX, true);
-        if (!owned && !o->resume) out_check_empty(o, false);  // another run may have begun there
+        if (!owned && !o->resume) out_check_empty(o, false);  // another run may have begun since
     }
     if (ranks.world == 1) return;
     if (ranks.rank == 0) out_lock(o->out, lock, LOCK_SH, false);

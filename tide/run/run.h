@@ -26,17 +26,17 @@ static uint64_t run_position(const Run *r, size_t step, size_t micro) {
     return (((uint64_t)(step - 1) * r->o.accum + micro) * r->world + r->rank) * r->B;
 }
 
-// Counts the tokens (with label words, prompts) that a step trains, in all micro-batches on all
-// GPUs. Gradient and loss are means over this number.
+// Counts the tokens (with label words: the prompts) that are trained in a step, in all
+// micro-batches on all GPUs. Gradient and loss are means over this number.
 static size_t run_targets(const Run *r, size_t step) {
     if (r->words) return r->step_tokens / r->T;
-    if (!r->task || r->train.sequences == 0) return r->step_tokens;  // a plan without data
+    if (!r->task || r->train.sequences == 0) return r->step_tokens;  // --plan may have no data
     return task_targets(&r->task_train, r->o.seed, run_position(r, step, 0) - r->rank * r->B,
                         r->step_sequences, r->T);
 }
 
-// Returns the divisor of a sum of micro-batches' means over all their tokens. It is the number of
-// micro-batches if all tokens are trained.
+// Returns what the sum of all micro-batches' means is divided by, if each mean is over all tokens,
+// trained or not: the number of micro-batches if all tokens are trained, else less.
 static double run_parts(const Run *r, size_t step) {
     const size_t tokens = r->words ? r->B : r->B * r->T;
     return (double)run_targets(r, step) / (double)tokens;
@@ -72,11 +72,11 @@ static bool run_batch(const Run *r, const Loader *loader, uint64_t position, siz
 
 static volatile sig_atomic_t stop_requested;  // the number of the signal that asks to save and exit
 static volatile double stop_time;  // when the first such signal came, by seconds_now()
-static bool stop_waits;                       // ZenFlow's window is open, and must end first
+static bool stop_waits;  // the program ends later: after a window of ZenFlow, or an evaluation
 
-// Handles a signal. The terminal, make and a launcher may each send the same one. So only a second
-// signal, more than a second after the first, ends the program at once, and only SIGHUP, SIGINT or
-// SIGTERM. SIGPIPE repeats: once for each line written to a `tee` that Ctrl-C has ended.
+// Handles a signal. The terminal, make and a launcher may each send the same signal. So the program
+// ends at once only by a SIGHUP, SIGINT or SIGTERM more than a second after the first signal; not
+// by SIGPIPE, which comes again for each line written to a `tee` that Ctrl-C has ended.
 static void request_stop(int n) {
     if (stop_time == 0) {
         stop_time = seconds_now();
@@ -87,14 +87,14 @@ static void request_stop(int n) {
     }
 }
 
-// Does a signal make the program give up the step under way? A step changes nothing that is saved
-// before its update. The CPU's passes ask at each layer; a GPU's trainer at each micro-batch of
+// Does a signal make the program give up the step under way? (Before its update, a step changes
+// nothing that is saved.) The CPU's trainer asks at each layer, a GPU's at each micro-batch of
 // AdamW. Several ranks finish the step, so that all do the same.
 static bool run_gives_up(void) {
     return stop_requested != 0 && !stop_waits && ranks.world == 1;
 }
 
-// Reads a micro-batch of a step by run_batch(). If it returns false, the step is run_damaged().
+// Reads a micro-batch by run_batch(). If it returns false, the step must return run_damaged().
 static bool run_micro_batch(Run *r, size_t step, size_t micro, int32_t *inputs, int32_t *targets,
                             int32_t *begins) {
     return !run_gives_up() && run_batch(r, &r->train, run_position(r, step, micro), r->B, inputs,
@@ -105,15 +105,15 @@ static void run_catch_signals(void) {
     const int signals[] = {SIGHUP, SIGINT, SIGTERM, SIGPIPE, SIGUSR1, SIGUSR2, SIGXCPU};
     struct sigaction action = {0}, before;
     sigaction(SIGHUP, NULL, &before);
-    const int first = before.sa_handler == SIG_IGN;  // nohup ignores it
+    const int first = before.sa_handler == SIG_IGN;  // 1, to leave SIGHUP alone, under nohup
     sigfillset(&action.sa_mask);
     action.sa_handler = request_stop;
     for (int i = first; i < 7; i++) sigaction(signals[i], &action, NULL);
 }
 
-// The numbers that ranks exchange at each step, with their losses: a signal's number, or 0; 1 if a
-// checkpoint is due. Each rank uses the largest number of all ranks. So all ranks do the same after
-// the step.
+// The numbers that ranks exchange at each step, with their losses: the number of a signal that
+// came, or 0; and 1 if a checkpoint is due, or 0. Each rank uses the largest number of all ranks.
+// So all ranks do the same after the step.
 enum { NEWS_SIGNAL, NEWS_DUE, NEWS };
 static double run_news[NEWS];
 
@@ -146,11 +146,11 @@ static size_t run_begin(Run *r, double peak) {
     char path[PATH_MAX];
     Error err;
     options_write(&r->o, r->state.options, sizeof r->state.options);
-    r->state.products = 0;  // a trainer with a --tune file sets it when it saves
+    r->state.products = 0;  // a trainer with a --tune file sets this when it saves
     if (r->rank == 0) run_check_disk(r);
     const char *out = out_is_written(&r->o) ? r->o.out : NULL;
     for (int i = 0; i < TOKENIZER_FILES && !r->o.resume && out != NULL && r->rank == 0; i++) {
-        path_join(path, out, tokenizer_files[i]);  // files of a run that saved nothing
+        path_join(path, out, tokenizer_files[i]);  // files of an earlier run that saved nothing
         unlink(path);
     }
     if (!r->o.resume && out != NULL && !r->o.no_save) run_save_tokenizer(r, out);
@@ -181,8 +181,8 @@ static bool run_goes_on(Run *r, size_t step) {
     return !r->ends;
 }
 
-// Returns the result of a step that is given up, or whose data cannot be read. Several ranks end
-// here, because no rank can save without the others.
+// Returns the result of a step that is given up, or whose data cannot be read. With several ranks
+// the program ends here: no rank can save without the others.
 static StepResult run_damaged(const Run *r) {
     if (r->world > 1) die("%s", r->damage.text);
     return (StepResult){0, 0, false, true, ""};
@@ -199,13 +199,13 @@ static void run_diverged(size_t step, double loss, double norm, const char *what
 // factor is halved. After SCALING_STEPS good steps in a row it is doubled.
 enum { SCALING_FIRST = 1 << 16, SCALING_STEPS = 2000 };
 
-// Returns the factor of the next step; 1 without fp16.
+// Returns the factor that scales the next step's loss; 1 without fp16.
 static double run_loss_scale(const Run *r) {
     if (r->o.precision != PRECISION_FP16 || r->o.optimizer == OPTIMIZER_MEZO) return 1;
     return r->state.scaling.scale > 0 ? r->state.scaling.scale : (double)SCALING_FIRST;
 }
 
-// Updates the factor after a step.
+// Updates this factor after a step.
 static void run_scale_loss(Run *r, size_t step, const StepResult *result) {
     LossScale *s = &r->state.scaling;
     if (r->o.precision != PRECISION_FP16 || r->o.optimizer == OPTIMIZER_MEZO) return;
@@ -223,10 +223,10 @@ static void run_scale_loss(Run *r, size_t step, const StepResult *result) {
                      : "activations overflow fp16, so take --precision bf16");
 }
 
-// Computes AdamW's constants of a step, with the learning rate of the schedule and the clip scale,
-// and result->norm, from the squared norm of the scaled gradient. If loss or norm is not finite,
-// fp16 skips the step; in other precisions the run ends, and saves nothing of the step. Skipped
-// steps do not count in the bias corrections.
+// Returns AdamW's constants of a step, which include the schedule's learning rate and the clip
+// scale, and sets result->norm. norm_squared: of the gradient, multiplied by the loss scale. If
+// loss or norm is not finite, fp16 skips the step; in other precisions the run ends, and saves
+// nothing of the step. Skipped steps do not count in the bias corrections.
 static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, StepResult *result) {
     const Options *o = &r->o;
     const double scale = run_loss_scale(r), squared = norm_squared / (scale * scale);
@@ -244,9 +244,9 @@ static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, St
     return adam;
 }
 
-// Writes a step to the log. Zeroth-order training goes on after a step without an update, but ten
-// such steps in a row end the run. So do ten steps whose losses are all equal, bit for bit, so that
-// only weight decay changes the weights: training has diverged, or eps is too small.
+// Writes a step to the log. Ends zeroth-order training after ten steps in a row that had no effect:
+// that were skipped, or whose losses with both signs were equal, bit for bit, so that only weight
+// decay changed the weights. Then training has diverged, or eps is too small.
 static void run_log_step(Run *r, size_t step, const StepResult *result) {
     const double seconds = seconds_now() - r->start, lr = schedule_lr(&r->o, step);
     const bool mezo = r->o.optimizer == OPTIMIZER_MEZO, idle = result->skipped || result->norm == 0;

@@ -21,8 +21,8 @@ static float *sample_sorted(const float *x, size_t n) {
     return sorted;
 }
 
-// Keeps the nucleus (Holtzman et al. 2020): the fewest of the largest of n probabilities whose sum
-// is at least `enough` > 0; of equal ones the first. Sets all others to 0. Returns the sum.
+// Keeps the nucleus (Holtzman et al. 2020) of n probabilities: the largest, as few as have a sum of
+// `enough` > 0 or more; of equal ones the first. Sets all others to 0. Returns the nucleus's sum.
 static double sample_nucleus(float *p, size_t n, double enough) {
     float *sorted = sample_sorted(p, n);
     size_t kept = 0, equal = 0;
@@ -31,7 +31,7 @@ static double sample_nucleus(float *p, size_t n, double enough) {
     const float least = sorted[kept - 1];
     while (equal < kept && sorted[kept - 1 - equal] == least) equal++;
     for (size_t i = 0; i < n; i++) {
-        const bool last = p[i] == least && equal > 0;  // as small as the smallest, and kept
+        const bool last = p[i] == least && equal > 0;  // equal to the smallest kept number
         if (p[i] <= least && !last) p[i] = 0;
         equal -= last;
     }
@@ -69,12 +69,12 @@ static int32_t sample(float *logits, size_t n, double temperature, size_t top_k,
         if (logits[i] > 0 && left < logits[i]) return (int32_t)i;
         left -= logits[i];
     }
-    return (int32_t)best;  // rounding used up the sum
+    return (int32_t)best;  // only if `left` was rounded up to the sum
 }
 
-// Prints a part of a text, after the byte *last. On a terminal prints '?' for control characters,
-// except newline and tab, because a terminal would obey them. Those beyond ASCII are C2 80 to C2 9F
-// in UTF-8.
+// Prints n bytes of a text. *last: the byte printed before. On a terminal prints '?' for control
+// characters, except newline and tab, because a terminal would obey them. Control characters beyond
+// ASCII are C2 80 to C2 9F in UTF-8.
 static void sample_print(const char *text, size_t n, unsigned char *last) {
     const bool terminal = isatty(STDOUT_FILENO);
     for (size_t i = 0; i < n; i++) {
@@ -87,7 +87,7 @@ static void sample_print(const char *text, size_t n, unsigned char *last) {
     fflush(stdout);
 }
 
-// A trainer's function: computes the logits (V) of the token after `count` tokens. All of them but
+// A trainer's function: computes the logits (V) of the token after `count` tokens. All tokens but
 // the last `fresh` are the same as in the previous call.
 typedef void SampleNext(void *model, const int32_t *tokens, size_t count, size_t fresh,
                         float *logits);
@@ -98,17 +98,17 @@ typedef struct {
     const Tokenizer *tokenizer;
     SampleNext *next;
     void *model;
-    int32_t begin, end;  // the token that begins every text; another one that ends it; -1: none
+    int32_t begin, end;  // begins every text; ends a text, besides the tokenizer's own; -1: none
     uint32_t number;          // the number of the sample, for its random numbers
-    size_t V, context;        // the tokens that may be drawn; that the model sees
-    int32_t *tokens;          // [n], with room for the drawn ones
+    size_t V, context;        // number of tokens that can be drawn; that the model sees at once
+    int32_t *tokens;          // [n], and room for the tokens that will be drawn
     size_t n, first, fresh;   // the model sees tokens[first .. n - 1]; the last `fresh` are new
     size_t seen;              // how many tokens the last call of next() had
     size_t drawn;
     bool spaceless;           // the next text is printed without the space at its start
     unsigned char last;       // the last byte that was printed
     float *logits;
-    FILE *copy;               // all that is printed is copied to it; NULL: to none
+    FILE *copy;               // gets a copy of all that is printed; NULL: no copy is made
     const volatile sig_atomic_t *stop;  // the text ends when it is not 0; NULL: it is ignored
 } Sampler;
 
@@ -128,8 +128,8 @@ static void sample_check(const Sampler *s, const char *what) {
 }
 
 // Draws and prints at most `most` tokens, up to the end of the text. The model sees the last
-// tokens, as many as config_window() allows. When this window is full, a new one begins with its
-// second half. The program ends if logits are not finite.
+// tokens, as many as config_window() allows. When this window is full, a new one begins with the
+// second half of the old one. The program ends if logits are not finite.
 static void sample_on(Sampler *s, size_t most) {
     for (size_t i = 0; i < most && (s->stop == NULL || *s->stop == 0); i++) {
         if (s->first > 0 && s->begin >= 0) s->tokens[s->first] = s->begin;
@@ -163,8 +163,8 @@ static void sample_on(Sampler *s, size_t most) {
 // Prints --prompt and its continuation, up to the end of the text or to --sample-tokens. begin: the
 // token that begins every text of this model, and stays the first one that the model sees; -1:
 // none. An empty prompt becomes the token that ends a text. A token that the model lacks ends the
-// program. number: the same seed and number give the same text. So a run numbers its samples;
-// without training it is 0.
+// program. number: the same seed and number give the same text, so a run gives its step; 0: without
+// training.
 static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
                         int32_t begin, uint32_t number, SampleNext *next, void *model) {
     const char *prompt = o->prompt != NULL ? o->prompt : "";
@@ -192,8 +192,8 @@ static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2
 // ---------------------------------------------------------------------------------------------
 // A conversation
 
-// Replaces the sampler's tokens by those of the conversation. Those at its beginning that the model
-// has seen already are not computed again.
+// Replaces the sampler's tokens by those of the conversation. Tokens at its beginning that the
+// model has already seen there are not computed again.
 static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size_t count) {
     size_t n, same = 0;
     int32_t *tokens = chat_encode(chat, m, count, &n);

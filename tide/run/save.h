@@ -31,10 +31,10 @@ static void run_load_first(Run *r, const RunState *state) {
     free(w);
 }
 
-// Loads all parts of a checkpoint, or only weights (run_load_first). A damaged tensor is noticed
-// only now. Then the checkpoint is renamed, and the one before is loaded. If there is none, or its
-// settings differ, or the damaged one has already set up the trainer (ZenFlow), the program ends,
-// and the next --resume finds the older one. From here on this run owns --out.
+// Loads all parts of a checkpoint, or, in a new run, only weights. Damage in a tensor is noticed
+// only now: then renames this checkpoint, and loads the one before. Ends the program if there is
+// none, if its options differ, or if the damaged one has already set up the trainer (ZenFlow); the
+// next --resume then finds the older one. From here on this run owns --out.
 static void run_load(Run *r, const RunState *state) {
     Error err, why;
     TrainState before;
@@ -62,7 +62,7 @@ static void run_load(Run *r, const RunState *state) {
         train_state_free(&r->state);
         r->state = before;
     }
-    if (r->o.offload != OFFLOAD_ZENFLOW) train_state_free(&r->state);  // ZenFlow reads its text
+    if (r->o.offload != OFFLOAD_ZENFLOW) train_state_free(&r->state);  // ZenFlow needs .text later
     out_take(&r->o, &r->lock);
 }
 
@@ -88,11 +88,11 @@ static double run_best_loss(const Run *r) {
     return r->state.best.step > 0 ? r->state.best.loss : INFINITY;
 }
 
-// Writes weights that other programs can load to --out and, with `state`, a checkpoint to resume
-// from. After an error, the older files are still whole. With several ranks, no rank has all
-// weights: rank 0 reads them from the checkpoint. If the disk is full, all checkpoints but the
-// newest whole one and the best are removed. If it is still full, the run ends only if there is no
-// checkpoint, or if this is its last one.
+// Writes to --out weights, which other programs can load, and, with `state`, a checkpoint, from
+// which --resume goes on. After an error, the older files are still whole. With several ranks, no
+// rank has all weights: rank 0 reads them from the checkpoint. If the disk is full, all checkpoints
+// but the newest whole one and the best are removed. If it is still full, the run ends only if
+// there is no checkpoint, or if this save is its last one.
 static void run_write(Run *r, size_t step, bool state) {
     const Tokenizer *tok = r->tokenizer;
     const TextEnds ends = {tok != NULL ? tok->bos : -1, tok != NULL ? tok->eot : -1};

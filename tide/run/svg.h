@@ -20,8 +20,8 @@ typedef struct {
     double x0, x1, y0, y1;  // the values at left and right, at bottom and top
 } SvgFrame;
 
-// Writes the head of a picture, up to its rules of style; the caller may add some. ".n" is text on
-// a coloured box.
+// Writes the head of a picture, and its style rules (CSS), to which the caller may add more. Class
+// "n" is for text on a coloured box.
 static void svg_begin(FILE *f, int width, double height) {
     fprintf(f, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %.0f\" width=\"%d\" "
             "height=\"%.0f\">\n<style>\ntext{font:12px sans-serif;fill:#444} .page{fill:#fff} "
@@ -73,7 +73,7 @@ static void svg_ticks(const SvgFrame *s, double d, bool across, const char *unit
     }
 }
 
-// Draws the line below the frame, the name of x, `below` pixels lower, and the name of y, as XML.
+// Draws the line below the frame, and the names x, `below` pixels lower, and y (as XML text).
 static void svg_axes(const SvgFrame *s, const char *x, int below, const char *y) {
     fprintf(s->f, "<path class=\"axis\" d=\"M%d %.0fH%d\"/>\n<text x=\"%d\" y=\"%.0f\" "
             "text-anchor=\"middle\">%s</text>\n<text transform=\"translate(16 %.0f) rotate(-90)\""
@@ -81,7 +81,7 @@ static void svg_axes(const SvgFrame *s, const char *x, int below, const char *y)
             (s->left + s->right) / 2, s->bottom + below, x, (s->top + s->bottom) / 2, y);
 }
 
-// Draws a line through n points. Leaves out those without a y (NaN).
+// Draws a line through n points. Leaves out points whose y is NaN.
 static void svg_curve(const SvgFrame *s, const char *style, const SvgPoint *points, size_t n) {
     fprintf(s->f, "<polyline class=\"%s\" points=\"", style);
     for (size_t i = 0; i < n; i++)
@@ -90,7 +90,7 @@ static void svg_curve(const SvgFrame *s, const char *style, const SvgPoint *poin
     fputs("\"/>\n", s->f);
 }
 
-// Returns the mean of n / 25 points around point i; near both ends of fewer.
+// Returns the mean of about n / 25 points around point i; of fewer near the first and last point.
 static SvgPoint svg_mean(const SvgPoint *points, size_t n, size_t i) {
     const size_t back = min_size(i, n / 50), ahead = min_size(back, n - 1 - i);
     SvgPoint mean = {points[i].x, 0};
@@ -99,10 +99,10 @@ static SvgPoint svg_mean(const SvgPoint *points, size_t n, size_t i) {
     return mean;
 }
 
-// Draws a series of n > 0 points: the last one of each bucket, and a ring at the end (all that is
-// seen of a single point). For noisy points the curve has the mean around the end of each bucket;
-// below it a thin curve of style "raw" has the lowest and highest point of each, so that no spike
-// is lost. Returns the end of the curve.
+// Draws a curve through n > 0 points, cut into buckets, with a ring at its end (which is all that
+// is seen of a single point). The curve has the last point of each bucket; if noisy, the mean
+// around this point, and below it a thin curve of style "raw" has the lowest and highest point of
+// each bucket, so that no spike is lost. Returns the end of the curve.
 static SvgPoint svg_series(const SvgFrame *s, const char *style, bool noisy, const SvgPoint *points,
                            size_t n) {
     SvgPoint curve[SVG_BUCKETS], raw[2 * SVG_BUCKETS];

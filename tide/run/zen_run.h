@@ -10,7 +10,7 @@
 #include "../../zenflow.h"
 
 static ZenConfig zen_config(const Options *o) {
-    const double window = o->zen_window;  // below 1: a window ends if this share of matrices asks
+    const double window = o->zen_window;  // below 1: the share of matrices that ends a window
     return (ZenConfig){.topk = o->zen_topk, .window = window < 1 ? 0 : (size_t)window,
                        .reselect = o->zen_reselect, .warmup = o->zen_warmup,
                        .overlap = o->zen_overlap == OVERLAP_ON,
@@ -93,14 +93,14 @@ static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
     if (!zen_is_saved(r)) {
         *map = zen_map(&r->table, layers, c.topk, whole);
         *clock = zen_clock(map);
-        clock->rest_t = r->state.step - r->state.scaling.skipped;  // resumed from another mode
+        clock->rest_t = r->state.step - r->state.scaling.skipped;  // steps of another mode
     } else {
         zen_parse(r->state.text, &r->table, layers, &c, map, clock);
     }
 }
 
-// Makes the reference (zenflow.h, section 4) of a run with these arenas, and prints its line. If
-// the checkpoint has no weights in use, they are the newest weights.
+// Makes the reference (zenflow.h, section 4) of a run with these arenas, and prints its line.
+// Without a checkpoint of ZenFlow, the weights in use (shown) begin as the newest weights.
 static ZenReference zen_reference(Run *r, float *master, float *m, float *v, float *shown,
                                   float *acc) {
     ZenReference ref = {.config = zen_config(&r->o), .master = master, .m = m, .v = v,
