@@ -71,7 +71,7 @@ enum { PIECE_HOST,       // state on the host, updated by the CPU
 typedef struct {
     int kind, segment, subgroup;
     size_t at, length;       // elements of the shard space (model.h), with gaps between tensors
-    int first_run, runs;     // Pieces.runs has `runs` runs of it, from this index on. AdamRun.at
+    int first_run, runs;     // index of its first run in Pieces.runs, number of runs. AdamRun.at
                              // counts from the piece's begin
     size_t first_block, blocks;  // its blocks of the gradient norm; no block is in two pieces
     size_t state_at;         // begin of its state among all state that the GPU, or the host, stores
@@ -80,7 +80,7 @@ typedef struct {
     size_t weights_at;       // begin of its weights in the host's buffer of weights
     bool over_acts;          // its gradient waits in memory of activations, and grad_at is in bytes
     // Addresses. The trainer sets them once memory is allocated; floatX is its storage type.
-    void *params;            // weights that forward uses (floatX), or from which it gets its copy
+    void *params;            // weights in use (floatX); of a layer that the host stores, its copy
     void *weights;           // weights that AdamW updates: `params`, or a copy of them on the host
     // Where its gradient goes, in this order; an address is NULL if the gradient is never there.
     void *made;              // where backward writes it: floatX
@@ -206,9 +206,9 @@ static size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size,
 // Makes the list of pieces. With a stride it follows Algorithm 1 of Deep Optimizer States: the last
 // sub-groups are residents; of all others, sub-group i (from 0 on) visits if (i + 1) % stride == 0.
 // Without a stride, the embeddings are residents first, if they fit, because their gradient is
-// complete last and the next forward pass reads them first; then the last layers are (4.1 there). A
-// sub-group that is no resident visits if all visitors, with this one, then have at most `share` of
-// the elements so far. If sub-groups are equal, a share of 1 / k does what a stride of k does.
+// complete last and the next forward pass reads them first; then the last layers are (section 4.1).
+// Another sub-group visits if all visitors, with this one, then have at most `share` of the
+// elements so far. If sub-groups are equal, a share of 1 / k does what a stride of k does.
 static Pieces offload_pieces(const GPT2Table *t, const ShardMap *map, const OffloadChoice *c) {
     Pieces list = {0};
     const size_t least = c->subgroup > 0 ? c->subgroup : (size_t)SUBGROUP_PARAMETERS;

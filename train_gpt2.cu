@@ -51,7 +51,7 @@
 //     part 1      projection, sum and norm       part 3      its second product
 
 // Runs part number `part` of a layer. w has the weights of the part and of the norm after it.
-// Pre-norm: the caller has made att_in, which is ln_1, from x; part 3 ends with branch. Post-norm:
+// Pre-norm: the caller has made att_in, which is ln_1, from x; part 3 writes branch. Post-norm:
 // att_in is x, mlp_in is ln_1; part 3 also makes ln_2 = ln_1 + branch, and out, the norm of ln_2.
 static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights *w) {
     const GPT2Config *c = &g->config;
@@ -570,8 +570,8 @@ static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step) {
 
 // Runs the backward pass, from the head's gradient down to the embeddings. accumulate is false in
 // the first micro-batch of a step, last is true in the last one. Before a segment's gradient is
-// made, its room is free; after that gradient_complete() is called. step: AdamW's constants, with
-// which each segment is updated next; if step is NULL, gpt2_update() updates all segments.
+// made, its room must be free; then gradient_complete() handles the gradient. step: AdamW's
+// constants, to update the segment after that; if step is NULL, gpt2_update() updates all segments.
 static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *step = NULL) {
     const size_t L = g->config.layers;
     int visit = 0;

@@ -6,9 +6,9 @@
 //   4. The reference: one step in plain C, without streams: zen_reference_step()
 //
 // In each matrix a few columns matter most. They are "chosen": the GPU has their state, and updates
-// them in every step. The gradients of the other columns, "the rest", are summed on the host over a
-// window of S steps. Then the CPU makes one AdamW step with the mean gradient, while the next
-// window trains; forward uses the result after the next window. So the rest's update is one window
+// them in every step. All other columns are "late" (in the names of fields: rest). Their gradients
+// are summed on the host over a window of S steps. Then the CPU makes one AdamW step with the mean
+// gradient, while the next window trains; forward uses the result after that window, so one window
 // late. With --zen-overlap off training waits for the update instead. Section 4 defines the bits,
 // which zenflow.cuh must compute as well. doc/zenflow.md is the lesson.
 #ifndef TIDE_ZENFLOW_H
@@ -19,10 +19,10 @@
 
 typedef struct {
     double topk;        // share of the columns of each matrix that are chosen
-    size_t window;      // S: steps until the rest is updated; 0: zen_votes() decides
+    size_t window;      // S: steps until late columns are updated; 0: zen_votes() decides
     size_t reselect;    // E: windows from one selection to the next; 0: only one selection
     size_t warmup;      // W >= 1: plain AdamW steps, before the first selection
-    bool overlap;       // true: forward uses the rest's update one window later; false: at once
+    bool overlap;       // forward uses the late columns' update one window later; false: at once
     double agree;       // share of the matrices that must vote to end a window, if window is 0
 } ZenConfig;
 
@@ -32,9 +32,9 @@ enum { ZEN_WINDOW_MOST = 16 };  // the most steps of a window that zen_votes() e
 // 1. Columns
 //
 // Column j of a matrix (rows, cols) has the weights of input channel j (in embeddings: channel j of
-// every token or position). A column is chosen, or one of the rest; the number of chosen columns
+// every token or position). A column is chosen or late; the number of chosen columns
 // never changes. Vectors, and matrices whose state stays on the GPU, are chosen whole. The state of
-// a matrix's chosen columns is packed as (rows, chosen), that of the rest as (rows, cols - chosen).
+// a matrix's chosen columns is packed as (rows, chosen), of late columns as (rows, cols - chosen).
 // Slot k is column k of a packed matrix: a column keeps its slot until zen_swap().
 
 typedef struct {
@@ -401,7 +401,7 @@ static void zen_turn_end(const ZenConfig *c, ZenClock *clock, const ZenTurn *tur
     }
 }
 
-// AdamW's options for the steps of the rest.
+// AdamW's options for the steps of late columns.
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
     int moments_bf16, master_bf16;
@@ -430,7 +430,7 @@ typedef struct {
     ZenSwap *swaps;          // (columns)
     float *master, *m, *v;   // newest weights, moments
     float *shown;            // weights that forward and backward use
-    float *acc;              // the rest's gradients, summed over the window so far
+    float *acc;              // late columns' gradients, summed over the window so far
     bool half;               // weights and gradients are stored as halves (bf16.h)
 } ZenReference;
 

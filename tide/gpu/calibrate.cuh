@@ -2,7 +2,7 @@
 // host memory, the cores and the GPU, each alone and, for some, while the others work.
 //
 // Every rate is the median of several runs. A run is timed between two events of the stream that
-// does its work. The work is made four times as large until it takes long enough, on any GPU.
+// does its work. If a run is too short, the work is made four times as large.
 #ifndef TIDE_CALIBRATE_CUH
 #define TIDE_CALIBRATE_CUH
 #include "adam.cuh"
@@ -136,8 +136,8 @@ typedef struct {
 } Overlap;
 
 // Computes the rates of the three works when they run at once: bytes per second to the GPU and
-// back, and parameters per second. A part of a copy counts if all works ran all the time that it
-// took. If no part of a copy does, as on the emulated GPU, all its parts count.
+// back, and parameters per second. A part of a copy counts if all works ran during all of it. If
+// no part of a copy counts, as on the emulated GPU, all its parts do.
 static void overlap_rates(const Overlap *o, double rates[3]) {
     double from = -INFINITY, to = INFINITY;
     for (int i = 0; i < 3; i++) {

@@ -23,10 +23,10 @@ static UpdateBytes update_bytes(const GPT2 *g) {
 // Predicts how long a step takes on a machine of these rates, by a rehearsal: a copy of the model
 // without memory runs the trainer's steps, and between rehearsal_begin() and rehearsal_end()
 // queue.cuh writes the calls down instead of running them. The prediction is the time of the third
-// step, as all later steps equal it. With ZenFlow it is the mean of two windows, after others. A
+// step, as all later steps equal it; with ZenFlow, the mean step of the last two windows. A
 // window whose end the gradients decide is planned with ZEN_PLANNED steps. A window of more than
 // ZEN_PLANNED_MOST steps is rehearsed with ZEN_PLANNED_MOST; its bytes are scaled. In zeroth-order
-// training, whose copies run ahead, the last three of nine steps count. `trace` gets what counts.
+// training, whose copies run ahead, the last three of nine steps count. `trace` gets these.
 enum { ZEN_PLANNED = 4, ZEN_PLANNED_MOST = 64 };
 
 static size_t zen_planned_window(const GPT2 *g) {
@@ -148,8 +148,8 @@ static double attention_flops(GPT2 *g) {
     return RUNS * 7.0 * s.width * s.B * s.T * s.T / seconds;
 }
 
-// Returns the time of a micro-batch with `layers` layers, the median of at most 9 runs within 3 s,
-// and its operations (by a rehearsal); zeros if it does not fit. Sets rates->gpu_attention.
+// Times a micro-batch of a model of `layers` layers, as the median of up to 9 runs in 3 s. Counts
+// its operations in a rehearsal. Returns zeros if the model does not fit. Sets gpu_attention.
 static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, int recompute,
                               Rates *rates) {
     enum { RUNS = 9 };
@@ -251,8 +251,8 @@ static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
     model_flops(g->steps, r, rates);
 }
 
-// Settles ZenFlow's columns: takes a checkpoint's columns or makes new ones. The last layers may be
-// on the GPU whole: a share of --resident or, by default, as few as fit by both memory limits.
+// Settles ZenFlow's columns: takes a checkpoint's columns or makes new ones. The last layers may
+// have all state on the GPU: a share --resident of the layers or, by default, as few as will fit.
 static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     const Options *o = &r->o;
     const size_t L = g->config.layers;
@@ -328,7 +328,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         OffloadSearch search = {rates, memory, search_rehearse, &searched, update_bytes(g), asked,
                                 {}, 0};
         if (!offload_search(&search)) return false;
-        if (g->predicted.step == 0) search_print(&search);  // but not for print_faster()
+        if (g->predicted.step == 0) search_print(&search);  // not for print_faster()
         gpt2_take(g, &search.choice);
         return true;
     }

@@ -3,7 +3,7 @@
 // lesson. "The rest" of a matrix is its late columns.
 //
 //   1. Memory: zen_pieces(), zen_buffers(), zen_allocate(), zen_free()
-//   2. Gradients: of chosen columns, zen_chosen_waits(); of late columns, zen_rest_leaves(); their
+//   2. Gradients: of chosen columns, zen_chosen_waits(); of late columns, zen_rest_leaves();
 //      sums over columns, zen_sums_leave()
 //   3. The end of a step: zen_begin(), update_chosen(), zen_window(), zen_log()
 //   4. Selection: columns are chosen anew: zen_exchange_columns()
@@ -34,7 +34,7 @@ struct ZenFlow {
     int queued;                 // number of segments whose late update is queued for the worker
     size_t share, due;          // late update: elements to queue per step, and in all by now
     AdamStep late_step;
-    cudaStream_t pack;          // packs the rest's gradients
+    cudaStream_t pack;          // packs the gradients of late columns
     size_t swapped;             // number of columns that were newly chosen in this step
     size_t proxy_bytes;         // bytes of this rank's sums over columns in this step
     cudaEvent_t *computed, *result_free;  // per segment: late update made; new weights copied
@@ -42,13 +42,13 @@ struct ZenFlow {
     int32_t *column;            // (columns)
     void *grad;                 // (chosen): floatX, or fp32 if micro-batches were summed
     Rooms packed;               // (2, longest): gradients of late columns, before their copy
-    floatX *landing;            // (longest): the rest's new weights, copied from the host
+    floatX *landing;            // (longest): late columns' new weights, from the host
     floatX *shown;              // (longest): new weights of a layer that the host stores
     float *column_sums;         // (2, mixed): the norms and magnitudes of zen_sums()
     ZenSum *scratch;
     float *all_sums;            // (ranks, zen_numbers(), mixed): column_sums of all ranks
     floatX *shared;             // chosen columns of a segment's weights, packed for all ranks
-    // Page-locked host memory. GPT2.host_state has the state of the rest.
+    // Page-locked host memory. GPT2.host_state has the state of late columns.
     float *acc;                 // (sums, rest)
     float *host_sums;           // (ranks, zen_numbers(), mixed): a copy of the sums
     // Only with ZeRO: the map of whole tensors (`map` has this rank's rows alone), and where each
@@ -320,7 +320,7 @@ static void zen_show(GPT2 *g, int s) {
     event_record(g->returned[s], stream);
 }
 
-// Completes segment s after the rest's weights, which the host stores, were copied to the GPU:
+// Completes segment s after its late columns, which the host stores, were copied to the GPU:
 // unpacks them into their columns, and fills the chosen columns from their masters.
 static void zen_arrived(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;

@@ -81,8 +81,8 @@ __global__ static void zo_weights_kernel(floatX *theta, floatX *plus, floatX *mi
     zo_store8(minus + i, w);
 }
 
-// Adds the perturbed embeddings of tokens and of positions, for one sign. If wte or wpe is NULL,
-// writes the other one alone. Perturbs only the rows that are used.
+// Writes the sum of the perturbed embeddings of tokens (wte) and positions (wpe), for one sign. If
+// wte or wpe is NULL, writes the other one alone. Perturbs only the rows that are used.
 __global__ static void zo_encoder_kernel(floatX *out, const int32_t *tokens, const int32_t *begins,
                                          const floatX *wte, const floatX *wpe, ZoConfig c,
                                          int wte_tensor, int wpe_tensor, uint32_t step,
@@ -192,7 +192,7 @@ struct Zo {
 };
 
 // Count a rank's losses in a step, and the numbers that it sends: its losses, then ZO_SAYS others.
-enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // first others: run_tell()'s; then: is data damaged?
+enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // of the others: run_tell()'s; is data damaged?
 static size_t zo_losses(const Zo *zo) { return zo->accum * 2 * (size_t)zo->config.queries; }
 static size_t zo_news(const Zo *zo) { return zo_losses(zo) + ZO_SAYS; }
 
@@ -301,7 +301,7 @@ static void zo_open(GPT2 *g, const Run *r) {
 // next pass, which do not depend on the losses.
 
 // Queues the copy of the next visiting layer to the GPU, once its slot is free. By then the layer's
-// last copy to the host has ended: as slots <= visiting layers, no older copy has freed the slot.
+// last copy to the host has ended, as slots <= visiting layers and copies to the host run in order.
 static void zo_fetch(GPT2 *g) {
     Zo *zo = g->zo;
     ZoSlot *slot = &zo->slot[zo->fetched++ % zo->slots];
@@ -391,7 +391,7 @@ static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
                 zo_norm(g) * sizeof(floatX), cudaMemcpyDeviceToDevice, g->compute);
 }
 
-// Runs part k of a layer with the perturbed group k, for one query and sign; adds to x in place.
+// Runs part k of a layer with the perturbed group k, for one query and sign; updates x in place.
 static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const Zo *zo = g->zo;
@@ -522,7 +522,7 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
     }
 }
 
-// Does zo_head() for labelled sentences. An evaluation counts the right labels in totals[1].
+// Works as zo_head(), for labelled sentences. An evaluation counts the right labels in totals[1].
 static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
     const Zo *zo = g->zo;
     const size_t B = g->B, most = g->max_B * g->max_T;
@@ -615,7 +615,7 @@ static void zo_look(GPT2 *g, size_t B, size_t T, size_t last, float *logits) {
     }
 }
 
-// Copies this rank's micro-batch number `micro` of the run to the GPU. False if it cannot be read.
+// Copies this rank's micro-batch number `micro` of the run to the GPU. Returns false if unreadable.
 static bool zo_send_batch(GPT2 *g, const Run *r, uint64_t micro, Error *err) {
     const uint64_t position = run_position(r, micro / g->zo->accum + 1, micro % g->zo->accum);
     if (rehearsal == NULL
@@ -625,7 +625,7 @@ static bool zo_send_batch(GPT2 *g, const Run *r, uint64_t micro, Error *err) {
     return true;
 }
 
-// Queues the passes of a step and the copies of the next batches. False: a token file is damaged.
+// Queues a step's passes and the copies of the next batches. Returns false if a batch is damaged.
 static bool zo_forward(GPT2 *g, Run *r, size_t step) {
     Zo *zo = g->zo;
     Error later;
