@@ -308,7 +308,7 @@ static void backward_segment(GPT2 *g, size_t s) {
 //   input_rooms.full[i]  inputs        a layer's input is on the GPU again  compute
 //   grad_rooms.full[i]  compute        backward has filled room i           sums, ranks
 //   reduced[s]        ranks            s's gradient is summed over ranks    sums, compute*
-//   grad_rooms.free[i]  sums, pack, out  all have read room i               compute
+//   grad_rooms.free[i]  sums, pack, out  the gradient in room i was read    compute
 //   grad_rooms.free[i]  update         the update has read it (--clip 0)    compute
 //   packed.free[i]    out              ZenFlow: packed gradients are copied  pack
 //   grad_arrived[s]   out, host        the gradient of s is on the host     host, fetch, compute*
@@ -320,7 +320,7 @@ static void backward_segment(GPT2 *g, size_t s) {
 //   step_left         sums, ranks      loss and norm are on the host        main
 //   slots.full[i]     fetch            all that a visitor needs is in slot i  update
 //   slots.free[i]     flush            a visitor's state is on the host     fetch: the next one
-//   copied            compute          a micro-batch's tokens are copied    main: fills the next
+//   copied            compute          a micro-batch's tokens are copied    main, to fill the next
 //
 // Zeroth-order training also has these events (zo.cuh). k: a part of a layer.
 //
