@@ -24,30 +24,30 @@
 static const char *const offload_names[] = {"auto", "none", "zero", "twinflow", "interleave",
                                             "zenflow"};
 
-enum { SUBGROUP_PARAMETERS = 100000000 };  // in the largest sub-group: Deep Optimizer States, 5.3
+enum { SUBGROUP_PARAMETERS = 100000000 };  // the most in a sub-group (Deep Optimizer States, 5.3)
 
 typedef struct {
     int mode;
     double resident;     // share of the state that stays on the GPU
     size_t stride;       // every stride-th sub-group visits the GPU; 0: `share` decides
     double share;        // share of the state on the host that visits the GPU
-    size_t subgroup;     // elements; 0: layers, in equal parts of at most SUBGROUP_PARAMETERS
-    int slots;           // rooms on the GPU for visiting state; 0: auto, LEAST_SLOTS until settled
-    int grad_rooms;      // rooms on the GPU that layers use in turn for their gradients (unless
-                         // each has its own); 0: auto, LEAST_ROOMS until settled
-    int kept_grads;      // number of visiting pieces, the first in the arena, whose gradients wait
-                         // on the GPU, not on the host: backward makes them last, the update reads
-                         // them first (but for `early`). -1: as many as fit; 0 until settled
+    size_t subgroup;     // its elements; 0: equal parts of a segment, at most SUBGROUP_PARAMETERS
+    int slots;           // number of slots for visitors; 0: auto (LEAST_SLOTS, until it is settled)
+    int grad_rooms;      // rooms on the GPU in which layers' gradients take turns (unless each
+                         // layer has its own); 0: auto (LEAST_ROOMS, until it is settled)
+    int kept_grads;      // number of visitors whose gradients wait on the GPU, not on the host: the
+                         // first ones in the arena, as backward makes their gradients last and the
+                         // update reads them first (but for `early`). -1: auto (0, until settled)
     int recompute;       // what backward computes again: RECOMPUTE_*
     bool inputs_leave;   // RECOMPUTE_BLOCK: the inputs of layers wait for backward on the host
-    bool apart;          // with everything on the GPU: gradients wait over activations that are no
-                         // longer needed, as far as they fit, not where backward makes them
+    bool apart;          // if all state is on the GPU: gradients leave the place where backward
+                         // made them, and wait in memory of used activations, if they fit
     bool sum_on_host;    // the host sums the micro-batches' gradients that leave the GPU
     int early;           // number of the last segments that are updated before the others: their
                          // gradients are the first to reach the host
     bool wire_f32;       // gradients cross the link as fp32
-    int streamed;        // number of layers whose weights are stored on the host and copied for
-                         // each use: first the layers without residents
+    int streamed;        // number of layers whose weights the host stores, and which are copied for
+                         // each use; layers without residents are taken first
     int weight_rooms;    // rooms on the GPU that these layers (in ZeRO-3 all layers) use in turn
                          // for their weights; 0: auto, LEAST_ROOMS until settled
 } OffloadChoice;
@@ -67,32 +67,32 @@ enum { PIECE_HOST,       // state on the host, updated by the CPU
        PIECE_LATE,       // the other columns; packed state on the host, updated once per window
        PIECE_KINDS };
 
-// A piece: a range of the shard space in one segment (embeddings, a layer, the tail).
+// A piece: a range of the shard space (all shards of this process, side by side) in one segment.
 typedef struct {
     int kind, segment, subgroup;
     size_t at, length;       // elements of the shard space (model.h), with gaps between tensors
-    int first_run, runs;     // its tensors, or parts of tensors, in Pieces.runs; AdamRun.at counts
-                             // from the piece's begin
+    int first_run, runs;     // index of its first run in Pieces.runs, number of runs. AdamRun.at
+                             // counts from the piece's begin
     size_t first_block, blocks;  // its blocks of the gradient norm; no block is in two pieces
-    size_t state_at;         // begin of its state among all pieces' state on its side of the link
+    size_t state_at;         // begin of its state among all state that the GPU, or the host, stores
     bool grad_on_gpu;        // its gradient waits for the update on the GPU, not on the host
-    size_t grad_at;          // begin of its gradient among all gradients that wait there
+    size_t grad_at;          // begin of its gradient among all that wait there, in elements
     size_t weights_at;       // begin of its weights in the host's buffer of weights
-    bool over_acts;          // its gradient waits over the layer's activations; grad_at is in bytes
-    // Addresses, which the trainer sets once memory is allocated. floatX: its storage type.
-    void *params;            // weights in use (floatX); or, if copied for use, those on the host
-    void *weights;           // weights that AdamW updates: `params`, or on the host for the CPU
-    // The route of its gradient; NULL: the gradient is never there.
+    bool over_acts;          // its gradient waits in memory of activations, and grad_at is in bytes
+    // Addresses. The trainer sets them once memory is allocated; floatX is its storage type.
+    void *params;            // weights in use (floatX); of a layer that the host stores, its copy
+    void *weights;           // weights that AdamW updates: `params`, or a copy of them on the host
+    // Where its gradient goes, in this order; an address is NULL if the gradient is never there.
     void *made;              // where backward writes it: floatX
     void *grad, *host_grad;  // where it is summed or waits, on GPU and host: floatX or fp32
     void *normed;            // the gradient whose norm the GPU computes
-    void *leaves;            // the source of its copy to the host (PIECE_LATE: packed before)
+    void *leaves;            // what is copied to the host (of a PIECE_LATE: after it was packed)
     void *state[3];          // low bits of masters (NULL: none), m and v; on GPU or host
 } Piece;
 
 typedef struct {
     int count, subgroups, run_count;
-    size_t blocks;                   // of the gradient norm
+    size_t blocks;                   // number of blocks of the gradient norm
     Piece *pieces;                   // in the arena's order, which is that of the forward pass
     AdamRun *runs;
     size_t elements[PIECE_KINDS];    // elements in pieces of each kind
@@ -203,12 +203,12 @@ static size_t subgroup_end(const GPT2Table *t, const ShardMap *map, size_t size,
     return end;
 }
 
-// Makes the list of pieces. Residents are the last layers, as in Deep Optimizer States, 4.1. But
-// without a stride the embeddings are residents first, if they fit: their gradient is complete
-// last, and the next forward pass reads them first. With a stride this is the paper's Algorithm 1:
-// residents are whole sub-groups at the end, and of the others sub-group i, from 0 on, visits if (i
-// + 1) % stride == 0. Without one, elements count: a sub-group visits if all visitors are then at
-// most `share` of the elements so far. With equal sub-groups, a share of 1 / k is a stride of k.
+// Makes the list of pieces. With a stride it follows Algorithm 1 of Deep Optimizer States: the last
+// sub-groups are residents; of all others, sub-group i (from 0 on) visits if (i + 1) % stride == 0.
+// Without a stride, the embeddings are residents first, if they fit, because their gradient is
+// complete last and the next forward pass reads them first; then the last layers are (section 4.1).
+// Another sub-group visits if all visitors, with this one, then have at most `share` of the
+// elements so far. If sub-groups are equal, a share of 1 / k does what a stride of k does.
 static Pieces offload_pieces(const GPT2Table *t, const ShardMap *map, const OffloadChoice *c) {
     Pieces list = {0};
     const size_t least = c->subgroup > 0 ? c->subgroup : (size_t)SUBGROUP_PARAMETERS;

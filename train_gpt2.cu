@@ -6,10 +6,11 @@
 //   3. Sampling, evaluation, checkpoints
 //   4. Logs, the training loop, and main()
 //
-// This file is the twin of train_gpt2.c; a test compares every tensor of the two. The order of a
-// step is here, with its waits; other waits are in upload() (gpt2.cuh), weights.cuh, zenflow.cuh,
-// zero.cuh and zo.cuh. In tide/gpu/, heads.cuh has the heads, layout.cuh the memory, choose.cuh the
-// choices. Lessons: doc/mixed_precision.md (fp16), doc/streams.md, doc/offload.md.
+// This file is the twin of train_gpt2.c; a test compares every tensor of the two. Section 2
+// queues a step, and lets streams wait for each other; upload() (gpt2.cuh), weights.cuh,
+// zenflow.cuh, zero.cuh and zo.cuh do so, too. In tide/gpu/, heads.cuh computes logits and loss,
+// layout.cuh plans memory, choose.cuh decides before training. Lessons: doc/mixed_precision.md
+// (fp16), doc/streams.md, doc/offload.md.
 //
 // floatX is the type in which parameters, activations and gradients are stored (gpu.cuh). This file
 // is compiled once for each type: bf16, float, and f16 (run.h scales its gradients). All arithmetic
@@ -49,9 +50,9 @@
 //     part 0      q, k, v and attention          part 2      the MLP's first product, non-linearity
 //     part 1      projection, sum and norm       part 3      its second product
 
-// Runs part number `part` of a layer. w has the part's weights, and those of the norm after it.
-// Pre-norm: att_in is ln_1, which the caller has made from x, and part 3 ends in branch. Post-norm:
-// att_in is x, mlp_in is ln_1; part 3 also makes the sum ln_2 = ln_1 + branch, and its norm, out.
+// Runs part number `part` of a layer. w has the weights of the part and of the norm after it.
+// Pre-norm: the caller has made att_in, which is ln_1, from x; part 3 writes branch. Post-norm:
+// att_in is x, mlp_in is ln_1; part 3 also makes ln_2 = ln_1 + branch, and out, the norm of ln_2.
 static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights *w) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
@@ -88,9 +89,9 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
 }
 
 // Runs the backward pass of layer l: g->dx is the gradient of its output, on return of its input.
-// dx is the gradient of the residual sum, dc that inside a branch; post-norm layers swap their
-// buffers. The column sums of dx are a bias's gradient; the kernel that writes dx makes them. The
-// sums for fcproj's bias of a pre-norm layer are made by the segment above, and wait in g->scratch.
+// dx is the gradient of a residual sum, dc a gradient in a branch; post-norm layers swap their
+// buffers. A bias's gradient is the column sums of dx; the kernel that writes dx makes the sums. In
+// a pre-norm layer, the sums for fcproj's bias are in g->scratch: the segment above has made them.
 static void layer_backward(GPT2 *g, size_t l) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
@@ -105,14 +106,14 @@ static void layer_backward(GPT2 *g, size_t l) {
     float *sum = g->scratch;
     Matmul *lt = &g->lt;
     cudaStream_t stream = g->compute;
-    if (post) {  // the norm alone reads the sum, so the sum's gradient begins at 0
+    if (post) {  // only the norm reads the sum, so dx has no gradient yet
         dx = g->branch;
         dc = g->dx;
         stream_zero(dx, N * C * sizeof(floatX), stream);
         layernorm_backward(dx, d.ln_2_w, d.ln_2_b, d.fcproj_b, sum, dc, a.ln_2, w.ln_2_w,
                            a.mean_2, a.rstd_2, N, C, stream);
     } else if (d.fcproj_b != NULL) {
-        layernorm_dinp_sum(d.fcproj_b, sum, N, C, stream);  // of the norm above this layer
+        layernorm_dinp_sum(d.fcproj_b, sum, N, C, stream);  // adds up what the segment above left
     }
     // MLP branch: dx -> dact -> dfc (both in dwide) -> dmlp_in (in dc) -> dx
     const bool sloped = matmul_backward(lt, dwide, M, d.fcproj_w, dx, a.act, w.fcproj_w, N, F, C,
@@ -151,7 +152,7 @@ static void forward_segment(GPT2 *g, size_t s) {
     cudaStream_t stream = g->compute;
     floatX *x = layer_input(g, s > 0 ? s - 1 : 0), *const none = NULL;
     const floatX *wpe = t->wpe < 0 ? NULL : tensor(g, t->wpe) + g->position * C;
-    const floatX *sum = layer_acts(g, s > 1 ? s - 2 : 0).mid;  // in the layer before
+    const floatX *sum = layer_acts(g, s > 1 ? s - 2 : 0).mid;  // the residual sum in layer s - 2
     if (s == 0 && E == 0) {
         encoder_forward(x, g->tokens, g->documents, tensor(g, t->wte), wpe, g->B, g->T, C, stream);
     } else if (s == 0) {
@@ -178,9 +179,9 @@ static void forward_segment(GPT2 *g, size_t s) {
     layer_passes(g, false);
 }
 
-// Computes again the activations of layer l that backward reads and forward has not kept: with
-// RECOMPUTE_BLOCK all but the layer's input; else the outputs of both layer norms and of the
-// non-linearity, without a product (post-norm layers need one, for their second sum).
+// Computes again the activations of layer l that backward reads and that forward has not kept. With
+// RECOMPUTE_BLOCK these are all but the layer's input; else the outputs of both norms and of the
+// non-linearity, which need no product (but in post-norm layers part 3, for the second norm).
 static void recompute(GPT2 *g, size_t l) {
     const size_t C = g->config.channels, F = g->config.ffn, N = g->B * g->T;
     const size_t M = config_mlp(&g->config);
@@ -212,7 +213,7 @@ static void backward_segment(GPT2 *g, size_t s) {
     const GPT2Table *t = &g->table;
     cudaStream_t stream = g->compute;
     if (s > L) {
-        if (!g->config.tied && !head_in_place(g)) {  // g->dwte: lm_head's sum, from now on wte's
+        if (!g->config.tied && !head_in_place(g)) {  // g->dwte had lm_head's sum; now it is wte's
             round_gradient(tensor_grad(g, t->lm_head), g->dwte, t->tensors[t->lm_head].size,
                            stream);
             stream_zero(g->dwte, t->tensors[t->wte].size * sizeof(float), stream);
@@ -230,7 +231,7 @@ static void backward_segment(GPT2 *g, size_t s) {
         layer_backward(g, s - 1);
         layer_passes(g, true);
     } else {
-        // A tied head has left its sum in g->dwte: the embeddings add theirs, and round it.
+        // If the head is tied, its sum is in g->dwte: adds the embeddings' gradient, and rounds.
         const size_t positions = g->by_position.groups > 0 ? g->by_position.groups : T;
         const size_t size = t->tensors[t->wte].size;
         floatX *wte_grad = tensor_grad(g, t->wte), *const none = NULL;
@@ -247,7 +248,7 @@ static void backward_segment(GPT2 *g, size_t s) {
                              B, T, E, stream);
         }
         if (sum != NULL) round_gradient(wte_grad, sum, size, stream);
-        if (t->wpe >= 0)  // positions that no token has
+        if (t->wpe >= 0)  // no token is at these positions
             stream_zero(tensor_grad(g, t->wpe) + positions * C,
                         (g->config.context - positions) * C * sizeof(floatX), stream);
     }
@@ -307,7 +308,7 @@ static void backward_segment(GPT2 *g, size_t s) {
 //   input_rooms.full[i]  inputs        a layer's input is on the GPU again  compute
 //   grad_rooms.full[i]  compute        backward has filled room i           sums, ranks
 //   reduced[s]        ranks            s's gradient is summed over ranks    sums, compute*
-//   grad_rooms.free[i]  sums, pack, out  all have read room i               compute
+//   grad_rooms.free[i]  sums, pack, out  the gradient in room i was read    compute
 //   grad_rooms.free[i]  update         the update has read it (--clip 0)    compute
 //   packed.free[i]    out              ZenFlow: packed gradients are copied  pack
 //   grad_arrived[s]   out, host        the gradient of s is on the host     host, fetch, compute*
@@ -319,7 +320,7 @@ static void backward_segment(GPT2 *g, size_t s) {
 //   step_left         sums, ranks      loss and norm are on the host        main
 //   slots.full[i]     fetch            all that a visitor needs is in slot i  update
 //   slots.free[i]     flush            a visitor's state is on the host     fetch: the next one
-//   copied            compute          a micro-batch's tokens are copied    main: fills the next
+//   copied            compute          a micro-batch's tokens are copied    main, to fill the next
 //
 // Zeroth-order training also has these events (zo.cuh). k: a part of a layer.
 //
@@ -335,8 +336,8 @@ static void backward_segment(GPT2 *g, size_t s) {
 // work that stream a has been given; the table does not list these waits. test_house.sh compares
 // the table with the calls. A plan rehearses the same code (gpt2_rehearse()).
 
-// Copies the input of layer l to the host, once compute has made it; or (`back`) to the GPU, once
-// compute has used the input that is in its room now.
+// Copies the input of layer l to the host, once stream compute has made it. If `back`, copies it to
+// the GPU, once stream compute has used the other layer's input that is in the room now.
 static void input_moves(GPT2 *g, size_t l, bool back) {
     const size_t bytes = g->B * g->T * g->config.channels * sizeof(floatX);
     const size_t room = input_room(g, l);
@@ -389,13 +390,12 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
         stream_wait(g->compute, g->grad_rooms.free[g->segment[g->segments - 1].grad_room]);
 }
 
-// Copies to the host, in stream `out`, the part of segment s's gradient that waits there for the
-// update; the caller has made `out` wait for the gradient. If the worker sums micro-batches, the
-// part is copied to a landing, which must be free, and the worker adds the landing to the sum. Else
-// it is copied to the host's buffer of gradients, which the last update of s has read: forward of s
-// has waited for updated[s] and returned[s]. (The CPU reads before returned[s]; a visitor's
-// gradient is copied before slots.full, so before updated[s].) If layers take turns in a few rooms
-// on the host, `out` waits for both events of the layer that used this room before.
+// Copies those gradients of segment s to the host, in stream `out`, that wait on the host for the
+// update; the caller has made `out` wait for them. If the worker sums micro-batches, the copies go
+// to a landing, once it is free, and the worker adds the landing to its sum. Else the copies go to
+// the host's buffer of gradients, which has been read: forward of s has waited for the events
+// updated[s] and returned[s] of the last update. If layers take turns in a few rooms on the host,
+// `out` waits for both events of the layer whose gradients were in this room before.
 static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *seg = &g->segment[s];
     Rooms *landings = &g->landings;
@@ -436,10 +436,10 @@ static void gradient_to_host(GPT2 *g, size_t s, bool accumulate, bool last) {
     event_record(g->grad_arrived[s], lands ? g->host.stream : g->out);
 }
 
-// Takes segment s of a micro-batch's gradient from its room (p->made) to where it waits for the
-// update: p->grad on the GPU, which may be p->made, or the step's sum; or the host, to which
-// p->leaves is copied. If `last`, sums the squares of p->normed for the norm; the worker sums those
-// of pieces without p->normed.
+// Takes a micro-batch's gradient of segment s from its room (p->made) to where it waits for the
+// update. On the GPU it waits in p->grad, which is the step's sum or may be p->made itself; to the
+// host, p->leaves is copied. If `last`, sums the squares of p->normed for the norm; the worker does
+// so for pieces whose p->normed is NULL.
 static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     const Segment *seg = &g->segment[s];
     stream_wait(g->sums, gradient_event(g, s));
@@ -471,8 +471,8 @@ static void gradient_complete(GPT2 *g, size_t s, bool accumulate, bool last) {
     }
 }
 
-// Copies a visitor's state into its slot, once slots.free says that the slot is empty. Copies back
-// to the host run in order, so this visitor's state of the last step is there by then.
+// Copies a visitor's state into its slot, once slots.free says that the slot is empty. By then
+// the host has the state that the last step left, because copies to the host run in order.
 static void visitor_fetch(GPT2 *g, int visit) {
     const Visitor *v = &g->visits[visit];
     const Piece *p = v->piece;
@@ -528,7 +528,7 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
         timeline_end(t, span, g->fetch);
         event_record(g->slots.full[v->slot], g->fetch);
     }
-    // order() would also wait for the copies of the next visitors
+    // waits for this slot alone: order() would also wait for the copies of the next visitors
     stream_wait(g->update, g->slots.full[v->slot]);
     update_on_gpu(g, &v->here, v->number, step);
     order(g, g->update, g->flush);
@@ -543,9 +543,9 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     if (g->update_in_backward && g->fetched < g->pieces.visits) visitor_fetch(g, g->fetched);
 }
 
-// Queues the update of segment s, whose first visitor is number `visit`; returns the number of the
-// next segment's first one. In backward, stream `update` first waits until backward has read the
-// weights of s and made the gradient; the other streams wait for grad_arrived.
+// Queues the update of segment s. visit: the number of its first visitor. Returns the number of the
+// first visitor after segment s. If backward calls it, stream `update` first waits until backward
+// has read the weights of s and made the gradient; the other streams wait for grad_arrived.
 static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step) {
     const Segment *seg = &g->segment[s];
     if (g->update_in_backward) order(g, g->sums, g->update);
@@ -556,7 +556,7 @@ static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step) {
         case PIECE_VISIT: update_visitor(g, visit++, step); break;
         case PIECE_HOST: update_on_host(g, p, number, step); break;
         case PIECE_CHOSEN: update_chosen(g, p, step); break;
-        case PIECE_LATE: break;  // zen_window()
+        case PIECE_LATE: break;  // zen_window() updates it
         }
     }
     if (updates_from_room(g, seg)) {
@@ -568,10 +568,10 @@ static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step) {
     return visit;
 }
 
-// Runs the backward pass, from the head's gradient down to the embeddings. `accumulate`: this is
-// not the step's first micro-batch; `last`: it is the last one. No gradient is made before its room
-// is free, and gradient_complete() handles each at once. `step`: AdamW's constants, if each segment
-// is updated once its gradient is complete; NULL: gpt2_update() does.
+// Runs the backward pass, from the head's gradient down to the embeddings. accumulate is false in
+// the first micro-batch of a step, last is true in the last one. Before a segment's gradient is
+// made, its room must be free; then gradient_complete() handles the gradient. step: AdamW's
+// constants, to update the segment after that; if step is NULL, gpt2_update() updates all segments.
 static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *step = NULL) {
     const size_t L = g->config.layers;
     int visit = 0;
@@ -584,11 +584,11 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *s
     for (size_t s = (size_t)g->segments; s-- > 0;) {
         const Segment *seg = &g->segment[s];
         weights_use(g, (int)s, -1);
-        if (seg->weight_room >= 0) {  // they may be copied again
+        if (seg->weight_room >= 0) {  // its weights may be copied again
             compute_span(g, "wait", s);
             stream_wait(g->compute, weights_event(g, s));
         }
-        if (shares_acts(g) && s >= 1 && s < L) {  // segment L, the last layer, needs none again
+        if (shares_acts(g) && s >= 1 && s < L) {  // segment L still has its activations
             if (g->choice.inputs_leave) {
                 compute_span(g, "wait", s);
                 stream_wait(g->compute, g->input_rooms.full[input_room(g, s - 1)]);
@@ -602,7 +602,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *s
                      seg->own * (g->sums_on_gpu ? g->waiting_bytes : sizeof(floatX)));
         backward_segment(g, s);
         compute_span(g, NULL, 0);
-        if (g->choice.inputs_leave && s >= 3) input_moves(g, s - 3, true);  // two layers below
+        if (g->choice.inputs_leave && s >= 3) input_moves(g, s - 3, true);  // 2 below layer s - 1
         event_record(g->grad_rooms.full[seg->grad_room], g->compute);
         if (g->zero != NULL) zero_reduce(g, s);  // the gradient becomes the sum over ranks
         gradient_complete(g, s, accumulate, last);
@@ -634,8 +634,8 @@ static double gpt2_grad_norm_squared(GPT2 *g, double *loss) {
 }
 
 // Queues one AdamW step (adam.h) over everything that this process owns, unless backward has queued
-// it: first of the top choice.early segments, then of the others, as the next forward pass needs
-// them. That pass waits for each segment by itself. zen_window() queues late columns.
+// it: first of the last choice.early segments, then of the others in the order of the next forward
+// pass, which waits for each segment by itself. zen_window() queues the update of late columns.
 static void gpt2_update(GPT2 *g, const AdamStep *step) {
     for (int i = 0, visit = 0; i < g->segments && !g->update_in_backward; i++)
         visit = update_segment(g, (size_t)update_order(g, i), visit, step);
@@ -654,7 +654,7 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
     if (g->zero != NULL) g->zero->reduced_bytes = g->zero->gathered_bytes = 0;
     const double loss_scale = run_loss_scale(r);
     const float grad_scale = (float)loss_scale / (float)run_targets(r, step);
-    const double share = 1 / run_parts(r, step);  // of a micro-batch in the mean loss
+    const double share = 1 / run_parts(r, step);  // weight of a micro-batch in the mean loss
     const AdamStep unclipped = run_adam_step(r, step, 0, &result);  // for updates in backward
 
     // Queue the gradient of the mean loss over all trained tokens of the step. Forward waits for
@@ -714,7 +714,7 @@ static GPT2 *gpt2_new(void) {
 // logits after token number `last`.
 static void gpt2_look(GPT2 *g, size_t B, size_t T, size_t last, float *logits) {
     const size_t C = config_embed(&g->config), Vp = g->config.vocab_padded;
-    gpt2_update_wait(g);  // the time of each counts by itself
+    gpt2_update_wait(g);  // its time must not count as the forward pass's
     g->timeline.between = true;
     if (g->zo != NULL) {
         zo_look(g, B, T, last, logits);
@@ -761,7 +761,7 @@ static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, float *l
     const double loss = gpt2_loss(g);
     if (g->words.count > 0) *right += (size_t)g->host_loss[1];
     if (losses != NULL) gpu_copy(losses, g->losses, rows * T * sizeof *losses);
-    device_sync();  // other ranks may wait for this one's part of a collective
+    device_sync();  // completes collectives for which other ranks may wait
     return loss;
 }
 
@@ -834,7 +834,7 @@ static int train(Run *r) {
     const char *trace = r->rank == 0 ? o->trace : NULL;
     if (g->offloaded || g->zero != NULL || trace != NULL) timeline_open(&g->timeline, trace);
     if (g->offloaded && g->training) host_describe(&g->host);
-    if (trace != NULL) {  // memory that does not change; spans show the rest
+    if (trace != NULL) {  // memory of constant size; spans show all other memory
         const size_t state = g->pieces.elements[PIECE_RESIDENT] * g->piece_bytes[PIECE_RESIDENT];
         trace_counter(&g->timeline.trace, "memory", "weights", 0,
                       (double)(g->param_elements * sizeof(floatX)));

@@ -6,9 +6,9 @@
 //   4. The reference: one step in plain C, without streams: zen_reference_step()
 //
 // In each matrix a few columns matter most. They are "chosen": the GPU has their state, and updates
-// them in every step. The gradients of the other columns, "the rest", are summed on the host over a
-// window of S steps. Then the CPU makes one AdamW step with the mean gradient, while the next
-// window trains; forward uses the result after the next window. So the rest's update is one window
+// them in every step. All other columns are "late" (in the names of fields: rest). Their gradients
+// are summed on the host over a window of S steps. Then the CPU makes one AdamW step with the mean
+// gradient, while the next window trains; forward uses the result after that window, so one window
 // late. With --zen-overlap off training waits for the update instead. Section 4 defines the bits,
 // which zenflow.cuh must compute as well. doc/zenflow.md is the lesson.
 #ifndef TIDE_ZENFLOW_H
@@ -19,10 +19,10 @@
 
 typedef struct {
     double topk;        // share of the columns of each matrix that are chosen
-    size_t window;      // S: steps until the rest is updated; 0: zen_votes() decides
+    size_t window;      // S: steps until late columns are updated; 0: zen_votes() decides
     size_t reselect;    // E: windows from one selection to the next; 0: only one selection
     size_t warmup;      // W >= 1: plain AdamW steps, before the first selection
-    bool overlap;       // true: forward uses the rest's update one window later; false: at once
+    bool overlap;       // forward uses the late columns' update one window later; false: at once
     double agree;       // share of the matrices that must vote to end a window, if window is 0
 } ZenConfig;
 
@@ -32,21 +32,21 @@ enum { ZEN_WINDOW_MOST = 16 };  // the most steps of a window that zen_votes() e
 // 1. Columns
 //
 // Column j of a matrix (rows, cols) has the weights of input channel j (in embeddings: channel j of
-// every token or position). A column is chosen, or one of the rest; the number of chosen columns
+// every token or position). A column is chosen or late; the number of chosen columns
 // never changes. Vectors, and matrices whose state stays on the GPU, are chosen whole. The state of
-// a matrix's chosen columns is packed as (rows, chosen), that of the rest as (rows, cols - chosen).
+// a matrix's chosen columns is packed as (rows, chosen), of late columns as (rows, cols - chosen).
 // Slot k is column k of a packed matrix: a column keeps its slot until zen_swap().
 
 typedef struct {
-    size_t rows, cols;   // as in memory, with padded rows; a vector has 1 row
+    size_t rows, cols;   // of this rank's part, with padded rows; a vector has 1 row
     size_t row;          // the first row that this rank has
-    size_t at;           // its first element in the arena, or in ZeRO's shards side by side
+    size_t at;           // its begin in the arena or, with ZeRO, among this rank's shards
     size_t chosen;       // number of chosen columns (below 2^31, as is cols)
     size_t column_at;    // begin of its columns in the list of all columns
-    size_t chosen_at;    // begin of its (rows, chosen) in the packed state of chosen columns
-    size_t rest_at;      // begin of its (rows, cols - chosen) in the rest's; multiples of 128
-    size_t chosen_index; // index (adam_round()) of the elements at chosen_at and rest_at;
-    size_t rest_index;   // depends on the tensor, the row and the slot alone
+    size_t chosen_at;    // begin of its (rows, chosen) in the chosen columns' packed state,
+    size_t rest_at;      // and of its (rows, cols - chosen) in the late columns'; multiples of 128
+    size_t chosen_index; // number of the element at chosen_at for adam_round(), and of the
+    size_t rest_index;   // element at rest_at: depends on tensor, row and slot, not on ranks
     int decay;
 } ZenTensor;
 
@@ -57,11 +57,11 @@ typedef struct {
     int count, segments;
     ZenTensor *tensor;       // in the table's order
     ZenSegment *segment;     // segment s has the tensors of layer s - 1
-    int32_t *column;         // for each tensor the column in each slot: chosen ones, then the rest
+    int32_t *column;         // per tensor, the column in each slot: chosen columns, then late ones
     size_t columns;          // number of columns of all tensors
-    size_t mixed;            // the first `mixed` are of matrices that zen_is_mixed() is true for
+    size_t mixed;            // number of columns of mixed tensors, which are first in `column`
     size_t chosen, rest;     // packed elements, gaps included
-    size_t longest;          // the most packed elements of the rest in a segment
+    size_t longest;          // the most packed elements of late columns in one segment
     size_t elements;         // elements of all tensors, without gaps
     size_t chosen_elements;  // elements in chosen columns, without gaps
     size_t whole;            // number of layers, the last ones, that are chosen whole
@@ -177,7 +177,7 @@ enum { ZEN_BLOCK = 128, ZEN_STRIP = 64 };  // ZEN_STRIP: columns that a CPU thre
 typedef struct { double squares, magnitudes; } ZenSum;  // sums of a column's gradients in a step
 
 // Computes the norm of each column of a gradient (rows, cols), of floats or halves (bf16.h), and
-// the sum of its magnitudes: norms (cols), magnitudes (cols).
+// the sum of the magnitudes of the column's elements: norms (cols), magnitudes (cols).
 static void zen_sums(float *norms, float *magnitudes, const void *grad, int is_half, size_t rows,
                      size_t cols) {
     #pragma omp parallel for schedule(static) if (rows * cols > 1 << 16)
@@ -214,13 +214,13 @@ static int zen_rank_compare(const void *a, const void *b) {
     return (x->column > y->column) - (x->column < y->column);
 }
 
-// Two slots of a tensor whose columns are swapped. `rest` is counted from the rest's first slot.
+// Two slots of a tensor whose columns are swapped: number `rest` is counted from slot z->chosen.
 typedef struct { int32_t chosen, rest; } ZenSwap;
 
-// Selects the columns of tensor i with the highest scores (cols); of equal scores, the first
-// columns. Fills swaps (chosen) with the pairs of slots whose columns zen_swap() has to swap, and
-// returns their number. A column that stays chosen keeps its slot. The slot of a newly chosen
-// column does not depend on the order of the rest, which a checkpoint does not have.
+// Selects the columns of tensor i with the highest scores (cols); of columns with equal scores, the
+// first ones. Fills swaps (at most z->chosen) with the pairs of slots whose columns zen_swap() has
+// to swap; returns their number. A column that stays chosen keeps its slot. The slot of a newly
+// chosen column does not depend on the order of late columns, which a checkpoint does not store.
 static size_t zen_select(const ZenMap *map, int i, const double *scores, ZenSwap *swaps) {
     const ZenTensor *z = &map->tensor[i];
     const int32_t *column = map->column + z->column_at;
@@ -264,13 +264,13 @@ static void zen_swap(ZenMap *map, int i, const ZenSwap *swaps, size_t count) {
 
 typedef struct {
     size_t warm;            // steps of the warm-up so far
-    size_t rest_t;          // AdamW steps of the rest so far; chosen columns have one per step
+    size_t rest_t;          // AdamW steps of late columns so far; chosen columns have one per step
     size_t filled;          // steps so far in the open window
     size_t windows;         // complete windows since the last selection
     size_t selections;
     double *scores;         // (columns): importance, summed for the next selection
-    double *chosen_mean;    // (tensors): mean magnitude of the chosen columns' gradients, summed
-    double *rest_mean;      // over the window's steps; the same for the late columns
+    double *chosen_mean;    // (tensors): mean magnitude of chosen columns' gradients, summed over
+    double *rest_mean;      // the window's steps; rest_mean: of late columns' gradients
 } ZenClock;
 
 static ZenClock zen_clock(const ZenMap *map) {
@@ -286,7 +286,7 @@ static void zen_clock_free(ZenClock *clock) {
     memset(clock, 0, sizeof *clock);
 }
 
-// Is it the warm-up? Each of its steps is a window and no update is late: plain AdamW.
+// Is the coming step in the warm-up? In the warm-up each step is a window, and no update is late.
 static bool zen_is_warm(const ZenConfig *c,
                         const ZenClock *clock) { return clock->warm < c->warmup; }
 
@@ -318,13 +318,13 @@ static bool zen_needs_sums(const ZenConfig *c, const ZenMap *map, const ZenClock
         || (map->mixed && c->window == 0 && !zen_is_warm(c, clock));
 }
 
-// Returns how many numbers of each column the host needs: the norm, and perhaps the magnitude.
+// Returns how many numbers of a column the host needs: 1: norm; 2: norm and sum of magnitudes.
 static size_t zen_numbers(const ZenConfig *c) { return c->window == 0 ? 2 : 1; }
 
-// Do the gradients end the window ("Zen-auto")? A matrix votes for the end when the rest's mean
-// magnitude, summed over the window, has reached the mean over the window's steps of the chosen
-// columns' mean magnitude. The window ends if a share c->agree of the matrices votes so. (The
-// published code multiplies its mean by 1/(10k) at every step, and is right for k = 0.1 only.)
+// Do the gradients end the window ("Zen-auto")? A matrix votes for the end if a, the sum over the
+// window's steps of the late columns' mean magnitude, is at least b, the mean over these steps of
+// the chosen columns' mean magnitude. The window ends if a share c->agree of the matrices votes so.
+// (The published code multiplies b by 1/(10k) at every step, and is right for k = 0.1 only.)
 static bool zen_votes(const ZenConfig *c, const ZenMap *map, const ZenClock *clock,
                       size_t steps) {
     size_t votes = 0, voters = 0;
@@ -337,8 +337,8 @@ static bool zen_votes(const ZenConfig *c, const ZenMap *map, const ZenClock *clo
     return (double)votes >= c->agree * (double)voters || steps >= ZEN_WINDOW_MOST;
 }
 
-// Adds a step's mean magnitudes, of the chosen columns and of the rest of each matrix, to the
-// window's sums. sums: as in zen_turn().
+// Adds a step's mean magnitudes of each matrix to clock: those of its chosen columns and those of
+// its late columns. `sums` is explained at zen_turn().
 static void zen_add_means(const ZenMap *map, ZenClock *clock, const float *sums, size_t ranks) {
     for (int i = 0; i < map->count; i++) {
         const ZenTensor *z = &map->tensor[i];
@@ -355,18 +355,18 @@ static void zen_add_means(const ZenMap *map, ZenClock *clock, const float *sums,
     }
 }
 
-// The work at the end of a step, in this order. The chosen columns are updated. The rest's
-// gradients are added to the window's sum. closes: forward gets the pending update of the window
-// before, and this window's update is computed. drains: forward gets this window's update, too.
-// selects: columns are selected.
+// The work at the end of a step, in this order. The chosen columns are updated. The late columns'
+// gradients are added to the window's sum. If `closes`, forward gets the last window's update of
+// late columns, and this window's update is computed. If `drains`, forward gets this window's
+// update, too. If `selects`, columns are selected.
 typedef struct {
     bool closes, drains, selects;
     size_t steps;  // steps of the window, including this one
 } ZenTurn;
 
-// Decides the work at the end of a step; first adds the step's sums to the scores and means, if
-// zen_needs_sums(). sums (ranks, zen_numbers(), mixed): zen_sums() of each rank's rows, which are
-// added in the ranks' order. Called once per step, followed by zen_turn_end() after the work.
+// Decides the work at the end of a step. The caller does this work, and then calls zen_turn_end().
+// If zen_needs_sums(), first adds `sums` to clock's scores and means. sums (ranks, zen_numbers(),
+// mixed) has the zen_sums() of each rank's rows; the ranks' sums are added in the ranks' order.
 static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *clock, const float *sums,
                         size_t ranks) {
     const bool warm = zen_is_warm(c, clock);
@@ -401,14 +401,14 @@ static void zen_turn_end(const ZenConfig *c, ZenClock *clock, const ZenTurn *tur
     }
 }
 
-// AdamW's options for the steps of the rest.
+// AdamW's options for the steps of late columns.
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
     int moments_bf16, master_bf16;
 } ZenRates;
 
-// Returns AdamW's constants for the rest's update by the sum of n steps' gradients, which they
-// scale by 1 / n. The weight decay is that of n steps.
+// Returns AdamW's constants for an update of late columns by the sum of n steps' gradients. The
+// constants scale this sum by 1 / n, and have the weight decay of n steps.
 static AdamStep zen_rest_step(const ZenClock *clock, const ZenRates *r, size_t n) {
     AdamStep s = adam_step_prepare(r->lr, r->beta1, r->beta2, r->eps,
                                    r->weight_decay * (double)n, clock->rest_t + 1, 1 / (double)n);
@@ -420,8 +420,8 @@ static AdamStep zen_rest_step(const ZenClock *clock, const ZenRates *r, size_t n
 // ---------------------------------------------------------------------------------------------
 // 4. The reference
 
-// All arenas have the table's layout. If `half`, a half can hold each number in `shown`, and the
-// rest's gradients are rounded to halves once per step.
+// Arrays without a size have the arena's layout. If `half`, each number in `shown` can be stored as
+// a half, and late columns' gradients are rounded to halves once per step.
 typedef struct {
     ZenConfig config;
     ZenMap map;
@@ -430,7 +430,7 @@ typedef struct {
     ZenSwap *swaps;          // (columns)
     float *master, *m, *v;   // newest weights, moments
     float *shown;            // weights that forward and backward use
-    float *acc;              // the rest's gradients, summed over the window so far
+    float *acc;              // late columns' gradients, summed over the window so far
     bool half;               // weights and gradients are stored as halves (bf16.h)
 } ZenReference;
 
@@ -494,7 +494,7 @@ static void zen_reference_step(ZenReference *ref, const float *grads, const Adam
         )
         if (!turn.closes) continue;
         ZEN_EACH(z, column, z->chosen, z->cols,
-            ref->shown[e] = zen_weight(ref, ref->master[e]);  // the last window's update
+            ref->shown[e] = zen_weight(ref, ref->master[e]);  // of the last window
             zen_adam(ref, z, e, ref->acc[e], &late,
                      z->rest_index + zen_r * (z->cols - z->chosen) + zen_j - z->chosen);
             if (turn.drains) ref->shown[e] = zen_weight(ref, ref->master[e]);

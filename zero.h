@@ -8,8 +8,8 @@
 // Shards are equal, because reduce-scatter and all-gather move equal parts. Each segment is dealt
 // out by itself, so that a layer's gradient can be reduced as soon as it is complete, and its
 // weights gathered when they are needed. If R cut > n, the last ranks own less, or nothing.
-// ZenFlow, which updates columns, needs whole rows of matrices: then (`rows`) the shard of rank r
-// begins with the last row or vector that begins at or before element r n / R.
+// ZenFlow updates columns, and so needs shards of whole rows. With ZenFlow (argument `rows`) the
+// shard of rank r begins with the row, or the vector, that element r n / R of the segment is in.
 //
 //   stage   on every rank, whole         a rank's shard alone      per parameter, R ranks, bf16
 //   1       weights, gradients           state                     2 + 2 + 10 / R      bytes
@@ -43,7 +43,7 @@ static inline size_t zero_segment(const GPT2Table *t, int s, size_t *at) {
 }
 
 // Returns where the shard of a rank begins, counted from the begin of segment s. A shard ends where
-// the next rank's shard begins; rank `world` gives the end of the last one.
+// the next rank's shard begins. If rank is `world`, returns the end of the segment.
 static inline size_t zero_begin(const GPT2Table *t, int s, size_t world, size_t rank, bool rows) {
     size_t at;
     const size_t n = zero_segment(t, s, &at);
@@ -84,8 +84,8 @@ static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank
 // Lists the ranges of a process without ZeRO: all tensors.
 static inline ShardMap gpt2_shards_all(const GPT2Table *t) { return zero_shards(t, 1, 0, false); }
 
-// Counts the blocks of the gradient norm in each rank's shard of each segment: counts (segments,
-// world). Returns the most blocks that a rank has.
+// Sets counts (segments, world) to the numbers of norm blocks in the ranks' shards of the segments.
+// Returns the most blocks that a rank has.
 static inline size_t zero_blocks(const GPT2Table *t, size_t world, bool rows, size_t *counts) {
     size_t most = 0;
     for (size_t r = 0; r < world; r++) {
@@ -104,7 +104,7 @@ static inline size_t zero_blocks(const GPT2Table *t, size_t world, bool rows, si
 }
 
 // Fills `order` with the indices of all ranks' block sums in an array (world, stride), in the
-// arena's order. All stages add them up so. counts: of zero_blocks(). Returns their number.
+// arena's order, in which all stages add up the sums. Returns how many. counts: by zero_blocks().
 static inline size_t zero_order(uint32_t *order, size_t stride, const size_t *counts, int segments,
                                 size_t world) {
     size_t *taken = (size_t *)alloc_or_fail(world, sizeof(size_t), "gradient norm"), n = 0;

@@ -27,7 +27,7 @@
 enum { ZO_GAUSSIAN, ZO_RADEMACHER };   // --zo-noise
 enum { ZO_FP32, ZO_BF16, ZO_FP16 };    // storage type of theta
 enum { ZO_QUERIES = 256 };             // the most queries in a step
-enum { ZO_ROUND_QUERY = 0xffff };      // the "query" number of the random bits for rounding
+enum { ZO_ROUND_QUERY = 0xffff };      // the random bits for rounding are drawn as this query
 
 typedef struct {
     uint64_t seed;
@@ -129,7 +129,7 @@ static void zo_estimate(ZoUpdate *u, const ZoConfig *c, size_t step, double lr,
     if (isfinite(*loss) && lr * *norm < 1e30) u->step = (uint32_t)step;  // no NaN in the weights
 }
 
-// Applies an update to th, elements first .. first + n - 1 of a tensor, as zo_noise() takes them.
+// Applies *u to elements first .. first + n - 1 of a tensor, th. For n and first see zo_noise().
 HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, const ZoUpdate *u,
                                         uint32_t tensor, bool decay, uint64_t first) {
     float z[64];
@@ -157,7 +157,7 @@ HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, con
 // ---------------------------------------------------------------------------------------------
 // 3. The loops of the CPU
 //
-// Both take elements first .. first + n - 1 of a tensor, in fp32. first is a multiple of 64.
+// Both functions take elements first .. first + n - 1 of a tensor, in fp32; 64 must divide first.
 
 // Computes w = theta + scale z for a direction of this step. scale is eps or -eps.
 static void zo_perturb(float *w, const float *theta, size_t n, const ZoConfig *c, size_t step,

@@ -1,8 +1,8 @@
 // calibrate.cuh: measures the rates of rates.h on this machine, in a second or two: of the link,
 // host memory, the cores and the GPU, each alone and, for some, while the others work.
 //
-// Every rate is the median of several runs, between two events of the stream that does the work.
-// Work grows fourfold until it takes long enough: so the code assumes no speed of any GPU.
+// Every rate is the median of several runs. A run is timed between two events of the stream that
+// does its work. If a run is too short, the work is made four times as large.
 #ifndef TIDE_CALIBRATE_CUH
 #define TIDE_CALIBRATE_CUH
 #include "adam.cuh"
@@ -51,7 +51,7 @@ static void calibrate_adam(const void *arg) {
     adam_update(s->w, s->low, s->m, s->v, s->grad, 1, s->n, &step, 1);
 }
 
-// One thread draws eight normal numbers and writes them, which takes less time than drawing.
+// Draws normal numbers, eight per thread, and writes them: writing takes less time than drawing.
 __global__ static void calibrate_normals_kernel(bf16 *to, size_t n) {
     const size_t i = 8 * (blockIdx.x * (size_t)blockDim.x + threadIdx.x);
     if (i >= n) return;
@@ -128,16 +128,16 @@ static double calibrate_rate(Calibration *c, int work) {
 // ---------------------------------------------------------------------------------------------
 // Several works at once
 
-// The times, in seconds, at which the parts of three works began and ended: copies to the GPU [0],
-// copies back [1], and the host's update [2], which is one part. part: its bytes or parameters.
+// When three works ran: [0] copies to the GPU, [1] copies back, [2] the host's update. Part j of
+// work i ran from at[i][j] to at[i][j + 1], in seconds. The update is a single part.
 typedef struct {
     double at[3][CALIBRATE_PARTS + 1];
-    size_t part[3];  // 0: this work was not running
+    size_t part[3];  // bytes or parameters in a part; 0: the work did not run
 } Overlap;
 
 // Computes the rates of the three works when they run at once: bytes per second to the GPU and
-// back, and parameters per second. A part of a copy counts if all works ran from its begin to its
-// end. If no part counts, as on the emulated GPU, nothing slowed it down, and all parts count.
+// back, and parameters per second. A part of a copy counts if all works ran during all of it. If
+// no part of a copy counts, as on the emulated GPU, all its parts do.
 static void overlap_rates(const Overlap *o, double rates[3]) {
     double from = -INFINITY, to = INFINITY;
     for (int i = 0; i < 3; i++) {
@@ -159,9 +159,9 @@ static void overlap_rates(const Overlap *o, double rates[3]) {
     }
 }
 
-// Measures copies to the GPU (if rates[0] > 0) and back (if rates[1] > 0) at once, and beside them
-// the host's update if host_seconds, its time alone, is not 0. On entry rates has the copies' bytes
-// per second alone; on return those at once, and in [2] the update's parameters per second.
+// Measures at once: copies to the GPU, if rates[0] > 0; copies back, if rates[1] > 0; the host's
+// update, if host_seconds > 0, which is its time when it runs alone. On entry rates has the
+// bytes per second of each copy alone. Sets rates to those at once ([2]: parameters per second).
 static void calibrate_together(Calibration *c, double host_seconds, double rates[3]) {
     enum { TRIES = 3 };
     const cudaStream_t streams[3] = {c->in, c->out, c->q->stream};
@@ -170,7 +170,7 @@ static void calibrate_together(Calibration *c, double host_seconds, double rates
     for (int i = 0; i < 3; i++)
         for (int j = 0; j <= CALIBRATE_PARTS; j++)
             CUDA(cudaEventCreateWithFlags(&e[i][j], cudaEventBlockingSync));
-    // The copies take twice as long as the update alone, in parts that walk through the chunk.
+    // The copies take twice as long as the update alone, and copy the chunk part by part.
     const double wanted = host_seconds > 0 ? 2 * host_seconds : c->seconds / 8;
     const double slower = rate_or(fmin(rates[0], rates[1]), fmax(rates[0], rates[1]));
     size_t part = (size_t)(slower * wanted / CALIBRATE_PARTS) / 4096 * 4096;
@@ -223,27 +223,27 @@ static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double second
     c->in = stream_make("in", false);
     c->out = stream_make("out", false);
     CUDA(cudaEventCreate(&c->start));
-    CUDA(cudaEventCreateWithFlags(&c->end, cudaEventBlockingSync));  // see host_queue_open()
+    CUDA(cudaEventCreateWithFlags(&c->end, cudaEventBlockingSync));  // the waiting thread sleeps
     owner_add(event_free, c->start);
     owner_add(event_free, c->end);
     owner_end();
-    memset(c->state.grad, 0x3c, 2 * n);  // numbers of 0.0115: zeros may divide faster
+    memset(c->state.grad, 0x3c, 2 * n);  // each number is 0.0115: division of zeros may be faster
     CUDA(cudaMemsetAsync(c->gpu, 0x3c, 2 * c->chunk, c->in));
     stream_sync(c->in);
 }
 
-// Measures all rates in about `seconds` (page-locking memory takes some tenths more), except
+// Measures all rates in about `seconds`, and some tenths of a second to page-lock memory; but not
 // gpu_flops and gpu_attention (model_flops()), host_cast (a rate of other trainers), and the rates
 // between GPUs. The queue must be idle. Takes at most an eighth of the host's free memory and half
-// of the GPU's, and frees them. All ranks of a node measure at once.
-//   dram      26 bytes per parameter of the host's update: 14 are read, 12 written
-//   dram_dma  the same for an update that runs while both directions of the link are busy, plus
-//             the bytes that the link moves: each is read or written in host memory, too
+// of the GPU's free memory, and frees both. All ranks of a node measure at once.
+//   dram      rate of host memory in the update, which reads 14 and writes 12 bytes per parameter
+//   dram_dma  rate of host memory while the update runs and both directions of the link are busy:
+//             the update's bytes and the link's, each of which is read or written there, too
 static void rates_measure(Rates *rates, HostQueue *q, double seconds) {
     Calibration c;
     memset(rates, 0, sizeof *rates);
     const double cache = (double)sysconf(_SC_LEVEL3_CACHE_SIZE);
-    // (With state of twice the cache, 300 MiB, an update seemed to reach 8 to 11 G/s, not 6.1.)
+    // (State of 300 MiB, twice the cache, measured 8 to 11 G parameters/s; the true rate was 6.1.)
     const double wanted = EMULATED ? 1 << 20 : fmax(16 * cache / 14, 32 << 20);
     const double most = fmin(wanted, (double)memory_available() / 8 / 37);
     const size_t n = most < 4096 ? 4096 : (size_t)most / 4096 * 4096;

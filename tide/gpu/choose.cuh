@@ -22,11 +22,11 @@ static UpdateBytes update_bytes(const GPT2 *g) {
 
 // Predicts how long a step takes on a machine of these rates, by a rehearsal: a copy of the model
 // without memory runs the trainer's steps, and between rehearsal_begin() and rehearsal_end()
-// queue.cuh writes the calls down instead of running them. The third step counts: all later steps
-// are like it. With ZenFlow the mean over two windows counts, after a warm-up. A window whose end
-// the gradients decide is planned with ZEN_PLANNED steps; a window of more than ZEN_PLANNED_MOST
-// steps is rehearsed with that many, and its bytes are scaled. In zeroth-order training, whose
-// copies run ahead, the last three of nine steps count. trace gets these steps.
+// queue.cuh writes the calls down instead of running them. The prediction is the time of the third
+// step, as all later steps equal it; with ZenFlow, the mean step of the last two windows. A
+// window whose end the gradients decide is planned with ZEN_PLANNED steps. A window of more than
+// ZEN_PLANNED_MOST steps is rehearsed with ZEN_PLANNED_MOST; its bytes are scaled. In zeroth-order
+// training, whose copies run ahead, the last three of nine steps count. `trace` gets these.
 enum { ZEN_PLANNED = 4, ZEN_PLANNED_MOST = 64 };
 
 static size_t zen_planned_window(const GPT2 *g) {
@@ -70,7 +70,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
         zo.visits = zo.fetched = zo.newest = zo.sent = 0;
         steps = 9;
         counted = 3;
-        run->o.steps = steps + 1;  // the next step's batch is sent ahead
+        run->o.steps = steps + 1;  // so the last step also copies a batch ahead
     }
     StepMark *marks = ALLOC(StepMark, steps, "plan");
     rehearsal_begin(&q, rates);
@@ -82,7 +82,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     }
     Prediction pred = predict(&q, marks, (int)steps, (int)counted, more, zen_ranks(g), trace);
     if (g->zen != NULL) pred.h2d_bytes *= (double)window / (double)zen_planned_window(model);
-    if (g->zo != NULL)  // in the long run, a step takes as long as its copies
+    if (g->zo != NULL)  // its copies ran ahead: a step takes at least their time
         pred.step = fmax(pred.step, fmax(pred.h2d_bytes / rate_or(rates->h2d, UNLIMITED),
                                          pred.d2h_bytes / rate_or(rates->d2h, UNLIMITED)));
     const size_t *of = model->pieces.elements;
@@ -136,7 +136,7 @@ static double attention_flops(GPT2 *g) {
     const LayerActs a = layer_acts(g, 0);
     cudaEvent_t at[2];
     for (int i = 0; i < 2; i++) CUDA(cudaEventCreate(&at[i]));
-    for (int i = -RUNS; i < RUNS; i++) {  // work is always queued, so no launch is timed
+    for (int i = -RUNS; i < RUNS; i++) {  // the first RUNS fill the queue: no launch is timed
         if (i == 0) event_record(at[0], g->compute);
         attention_forward(a.atty, a.lse, a.qkv, NULL, s, g->compute);
         attention_backward(g->dwide, attention_room(g), g->delta, g->branch, a.atty, a.lse, a.qkv,
@@ -148,8 +148,8 @@ static double attention_flops(GPT2 *g) {
     return RUNS * 7.0 * s.width * s.B * s.T * s.T / seconds;
 }
 
-// Times one micro-batch of a model of `layers` layers, as the median of at most 9 runs or 3 s;
-// counts its operations in a rehearsal; sets gpu_attention. Returns zeros if it does not fit.
+// Times a micro-batch of a model of `layers` layers, as the median of up to 9 runs in 3 s. Counts
+// its operations in a rehearsal. Returns zeros if the model does not fit. Sets gpu_attention.
 static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, int recompute,
                               Rates *rates) {
     enum { RUNS = 9 };
@@ -189,7 +189,7 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     for (size_t n = 0; n < run->step_tokens; n++)
         g->inputs[n] = g->targets[n] = (int32_t)(n * 7919 % g->config.vocab);
     for (int i = 0; i < RUNS; i++) CUDA(cudaEventCreate(&after[i]));
-    for (int i = 0; i < RUNS; i++) {  // work is always queued, so no launch is timed
+    for (int i = 0; i < RUNS; i++) {  // queues run i before waiting for run i - 1
         steps->micro_batch(g, r->B, r->T, (float)(run_loss_scale(run) / (double)run->step_tokens));
         event_record(after[i], g->compute);
         if (i > 1) seconds[count++] = device_seconds(after[i - 2], after[i - 1]);
@@ -207,9 +207,9 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     return x;
 }
 
-// Sets gpu_flops and gpu_attention, from the times of four layers and of two. If four do not fit,
-// takes recomputation; if they still do not fit, two layers and one. Sets 0 if nothing fits, and
-// for large models on the emulated GPU.
+// Sets gpu_flops and gpu_attention by timing models of four layers and of two. If four layers do
+// not fit, recomputes activations; if four still do not fit, times two layers and one. Sets both
+// rates to 0 if nothing fits, or if a large model would run on the emulated GPU.
 static void model_flops(const Steps *steps, const Run *r, Rates *rates) {
     const size_t L = r->config.layers;
     const bool large = gpt2_flops_per_token(&r->config, r->T) * (double)(r->B * r->T) > 2e10;
@@ -251,8 +251,8 @@ static void know_rates(GPT2 *g, const Run *r, Rates *rates) {
     model_flops(g->steps, r, rates);
 }
 
-// Settles ZenFlow's columns: a checkpoint's, or new ones. Some layers stay on the GPU whole: the
-// share that --resident names, or so few that the state of the others just fits into host_limit.
+// Settles ZenFlow's columns: takes a checkpoint's columns or makes new ones. The last layers may
+// have all state on the GPU: a share --resident of the layers or, by default, as few as will fit.
 static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     const Options *o = &r->o;
     const size_t L = g->config.layers;
@@ -305,7 +305,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
     OffloadChoice *c = &g->choice;
     memset(c, 0, sizeof *c);
     c->mode = g->training && o->dump == NULL ? o->offload : OFFLOAD_NONE;
-    c->stride = option_given(o, "share") ? 0 : o->stride;  // a checkpoint may name a stride
+    c->stride = option_given(o, "share") ? 0 : o->stride;  // replaces a checkpoint's stride
     c->subgroup = o->subgroup;
     c->slots = (int)o->slots;
     c->wire_f32 = o->grad_wire == WIRE_FP32;
@@ -328,7 +328,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         OffloadSearch search = {rates, memory, search_rehearse, &searched, update_bytes(g), asked,
                                 {}, 0};
         if (!offload_search(&search)) return false;
-        if (g->predicted.step == 0) search_print(&search);  // print_faster() searches again
+        if (g->predicted.step == 0) search_print(&search);  // not for print_faster()
         gpt2_take(g, &search.choice);
         return true;
     }
@@ -337,7 +337,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         memory.sums = true;
     }
     if (c->mode == OFFLOAD_TWINFLOW && o->resident < 0) c->resident = -1;  // as much as fits
-    // --stride auto: the paper's equation 1, used as in the paper
+    // --stride auto takes the stride from equation 1 of Deep Optimizer States
     if (c->mode == OFFLOAD_INTERLEAVE && option_given(o, "stride") && c->stride == 0) {
         know_rates(g, r, rates);
         const double k = eq1_stride(rates);
@@ -353,7 +353,7 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
     return gpt2_settle(g, &memory);
 }
 
-// Refuses a model with more channels than backward's sums in this GPU's shared memory allow.
+// Ends the run if the norms' backward pass needs more shared memory than this GPU gives a block.
 static void check_device(const GPT2 *g, bool resumed) {
     const size_t C = g->config.channels;
     const size_t needed = 2048 + (g->config.rms ? layernorm_backward_shared<floatX, true>(C)
@@ -381,17 +381,17 @@ static void gpt2_follow(GPT2 *g, const Run *r, int stage) {
     g->max_T = r->batches ? r->T : 1;
     g->sampling = r->sampling && g->zo == NULL;
     const size_t window = config_window(&g->config);
-    if (r->sampling && g->max_B * g->max_T < window) {  // a sample may fill the window
+    if (r->sampling && g->max_B * g->max_T < window) {  // one sample may have `window` tokens
         g->max_B = 1;
         g->max_T = window;
     }
-    // logits of all rows may take less memory than a sum of several chunks' gradients in fp32
+    // Chunks of rows need a sum in fp32, which takes as much memory as the logits of `more` rows.
     const size_t N = g->max_B * g->max_T, more = 4 * config_embed(&g->config) / sizeof(floatX);
     g->head_rows = HEAD_ROWS;
     if (!g->config.tied && N > HEAD_ROWS && N <= HEAD_ROWS + more) g->head_rows = N;
 }
 
-// Places everything within these limits. Returns whether it fits. --zero auto: stage 2, or else 3.
+// Places everything within these limits. Returns whether it fits. (--zero auto tries 2, then 3.)
 static bool choose(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     const bool two = g->zero != NULL && r->o.zero == 0 && r->world > 1 && !g->zero->rows;
     for (int stage = zero_asked(&r->o);; stage = 3) {
@@ -403,7 +403,7 @@ static bool choose(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
     }
 }
 
-// Returns the smallest limits with which a run fits that does not fit within the given limits.
+// Returns the smallest GPU and host memory that is enough for a run that does not fit these limits.
 static OffloadLeast choose_least(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     OffloadLeast least = {SIZE_MAX, SIZE_MAX};
     g->least = &least;
@@ -412,7 +412,7 @@ static OffloadLeast choose_least(GPT2 *g, Run *r, size_t limit, size_t host_limi
     return least;
 }
 
-// Prints other options with which the run fits, all of them tried. Returns whether there are any.
+// Tries other options, and prints those with which the run fits. Returns whether there are any.
 static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates, FILE *f) {
     const Run asked = *r;
     const int again = asked.o.recompute;
@@ -427,7 +427,7 @@ static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
     const char *const first = "; it fits with", *joint = first;
     snprintf(half, sizeof half, "%zu", r->T > 3 ? r->T / 2 : r->T);
     for (const char *const *way : ways) {
-        bool fits = way[2] == NULL || joint == first;  // pairs: if no single one is enough
+        bool fits = way[2] == NULL || joint == first;  // tries a pair only if no single one fits
         for (int k = 0; k < 4 && way[k] != NULL; k += 2) {
             const Option *opt = &option_table[option_find(way[k], strlen(way[k]))];
             option_set(&r->o, opt, way[k + 1]);
@@ -451,13 +451,13 @@ static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
     return joint != first;
 }
 
-// Ends a run that does not fit. Prints the smallest memory that is enough, its plan, and other
-// options with which the run fits.
+// Ends a run that does not fit. Prints the smallest memory that is enough, the plan with this
+// memory, and other options with which the run fits.
 static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     char *text = NULL;
     size_t n = 0;
     FILE *f = text_open(&text, &n);
-    r->o.plan = true;  // this rank alone: other ranks may fit
+    r->o.plan = true;  // asks no other rank: the run may fit there
     OffloadLeast need = choose_least(g, r, limit, host_limit, rates);
     const bool both = need.gpu == SIZE_MAX && need.host == SIZE_MAX;
     if (both) {
@@ -484,7 +484,7 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
     bool mezo = !other && g->training && r->world == 1 && !r->o.resume
              && r->o.dump == NULL
              && (r->o.offload == OFFLOAD_NONE || !option_given(&r->o, "offload"));
-    for (int i = 0; i < OPTION_COUNT; i++)  // MeZO refuses such options
+    for (int i = 0; i < OPTION_COUNT; i++)  // MeZO does not take first-order options (O_FO)
         mezo &= !(r->o.given[i] && (option_table[i].flags & O_FO));
     if (mezo) {
         r->o.optimizer = OPTIMIZER_MEZO;
@@ -510,8 +510,8 @@ static void print_fits(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     printf("\n");
 }
 
-// Prints the larger micro-batch, if one fits, with which a step of the same tokens is predicted to
-// be fastest. Leaves g placed for another choice.
+// Tries larger micro-batches with as many tokens per step. If a step is predicted to be faster with
+// one of them, prints the best one. Afterwards g is placed for the last micro-batch that was tried.
 static void print_faster(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates) {
     const size_t batch = r->o.batch, accum = r->o.accum;
     double least = g->predicted.step;
@@ -542,7 +542,7 @@ static size_t settle(GPT2 *g, Run *r) {
     const size_t limit = limits.gpu, host_limit = limits.host;
     Rates rates = {};
     if (!choose(g, r, limit, host_limit, &rates)) refuse(g, r, limit, host_limit, &rates);
-    if (zero_stage(g->zero) == 3 && !o->plan) {  // all ranks must gather in the same order
+    if (zero_stage(g->zero) == 3 && !o->plan) {  // to gather in one order, all need equal rooms
         g->choice.weight_rooms = (int)zero_least((size_t)g->weight_rooms.count, r->world);
         gpt2_place(g);
     }

@@ -3,17 +3,17 @@
 // lesson. "The rest" of a matrix is its late columns.
 //
 //   1. Memory: zen_pieces(), zen_buffers(), zen_allocate(), zen_free()
-//   2. Gradients: packing the chosen columns' part, zen_chosen_waits(), and the rest's,
-//      zen_rest_leaves(); sums over columns: zen_sums_leave()
+//   2. Gradients: of chosen columns, zen_chosen_waits(); of late columns, zen_rest_leaves();
+//      sums over columns, zen_sums_leave()
 //   3. The end of a step: zen_begin(), update_chosen(), zen_window(), zen_log()
 //   4. Selection: columns are chosen anew: zen_exchange_columns()
 //   5. Checkpoints: zen_move()
 //
-// A layer's gradient is packed as soon as it is complete: the chosen columns' part waits on the
-// GPU; the rest's part is copied to a buffer on the host, which has room for one step. Both parts
-// wait for the norm, by which they are clipped. Then the GPU updates the chosen columns; the worker
-// adds the rest's part to the window's sum, and so frees the buffer. During the next window the
-// worker makes the window's update; then its weights are copied to the GPU.
+// A layer's gradient is packed as soon as it is complete. The gradient of its chosen columns waits
+// on the GPU; that of its late columns is copied to the host, whose buffer has space for one step.
+// Both gradients wait for the norm, by which they are clipped. Then the GPU updates the chosen
+// columns; the worker adds the late columns' gradient to the window's sum, and so frees the buffer.
+// During the next window the worker updates the late columns; then the GPU gets their new weights.
 #ifndef TIDE_ZENFLOW_CUH
 #define TIDE_ZENFLOW_CUH
 #include "../run/zen_run.h"
@@ -29,30 +29,30 @@ struct ZenFlow {
     ZenRates rates;             // AdamW's options in this step
     ZenTurn turn;               // the work at the end of this step
     bool only_chosen;           // the step changes only the chosen columns of the weights in use
-    int sums;                   // sums of gradients on the host: 2, 1, or 0 if a window is one step
-    int sum;                    // number of the open window's sum
+    int sums;                   // number of sums of gradients on the host (zen_settle_sums())
+    int sum;                    // index of the sum of the open window's gradients
     int queued;                 // number of segments whose late update is queued for the worker
-    size_t share, due;          // elements of the late update: to queue per step, due by now
+    size_t share, due;          // late update: elements to queue per step, and in all by now
     AdamStep late_step;
-    cudaStream_t pack;          // packs the rest's gradients
+    cudaStream_t pack;          // packs the gradients of late columns
     size_t swapped;             // number of columns that were newly chosen in this step
     size_t proxy_bytes;         // bytes of this rank's sums over columns in this step
-    cudaEvent_t *computed, *result_free;  // per segment: late update made; its result copied
+    cudaEvent_t *computed, *result_free;  // per segment: late update made; new weights copied
     // GPU memory, in the layouts of ZenMap. GPT2.state has the state of the chosen columns.
     int32_t *column;            // (columns)
     void *grad;                 // (chosen): floatX, or fp32 if micro-batches were summed
-    Rooms packed;               // (2, longest): the rest's gradients, packed, before their copy
-    floatX *landing;            // (longest): the rest's new weights, copied from the host
-    floatX *shown;              // (longest): the same for layers whose weights are on the host
-    float *column_sums;         // (2, mixed): zen_sums()
+    Rooms packed;               // (2, longest): gradients of late columns, before their copy
+    floatX *landing;            // (longest): late columns' new weights, from the host
+    floatX *shown;              // (longest): new weights of a layer that the host stores
+    float *column_sums;         // (2, mixed): the norms and magnitudes of zen_sums()
     ZenSum *scratch;
-    float *all_sums;            // (ranks, numbers, mixed), if there are several ranks
+    float *all_sums;            // (ranks, zen_numbers(), mixed): column_sums of all ranks
     floatX *shared;             // chosen columns of a segment's weights, packed for all ranks
-    // Page-locked host memory. GPT2.host_state has the state of the rest.
+    // Page-locked host memory. GPT2.host_state has the state of late columns.
     float *acc;                 // (sums, rest)
-    float *host_sums;           // (ranks, numbers, mixed): see zen_numbers()
-    // Several ranks: the map of all ranks' tensors, and the begins of the ranks' rows in a
-    // segment's packed chosen columns.
+    float *host_sums;           // (ranks, zen_numbers(), mixed): a copy of the sums
+    // Only with ZeRO: the map of whole tensors (`map` has this rank's rows alone), and where each
+    // rank's rows begin in a segment's packed chosen columns.
     ZenMap all;
     size_t *begin;              // (segments, ranks + 1)
 };
@@ -94,8 +94,8 @@ static void zen_maps_free(ZenFlow *z) {
     free(z->begin);
 }
 
-// Splits each segment's piece in two: the chosen columns, whose blocks of the norm are the whole
-// segment's; and the rest, all of whose tensors decay. The state of both is packed.
+// Splits each segment's piece into a piece of its chosen columns, which has all norm blocks of the
+// segment, and a piece of its late columns, all of which have weight decay. Both states are packed.
 static void zen_pieces(Pieces *list, ZenFlow *z) {
     const ZenMap *map = &z->map;
     z->packed = Rooms{.count = 2, .bytes = map->longest * sizeof(floatX)};
@@ -187,8 +187,8 @@ static void *zen_grad(const GPT2 *g, const Piece *p) {
     return (char *)g->zen->grad + p->grad_at * g->waiting_bytes;
 }
 
-// Queues in stream `sums`, after segment s of the step's gradient: its sums over columns, if they
-// are needed, and the packing of the chosen columns' part.
+// Queues two works on the complete gradient of segment s in stream `sums`: sums over its columns,
+// if they are needed in this step; a kernel that packs the gradient of its chosen columns.
 static void zen_chosen_waits(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     const bool is_half = g->waiting_bytes == 2;
@@ -200,7 +200,7 @@ static void zen_chosen_waits(GPT2 *g, size_t s) {
                      z->column, g->sums);
 }
 
-// Packs the rest's part of a segment's gradient, in stream `pack`: its waits do not delay the norm.
+// Packs a segment's gradient of late columns. Stream `pack` waits for a room; so `sums` need not.
 static void zen_rest_leaves(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     order(g, g->sums, z->pack);
@@ -258,8 +258,8 @@ static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
     timeline_end(&g->timeline, updating, g->update);
 }
 
-// Queues the worker's work on segment s: `gradient`: adds this step's gradient to the window's sum;
-// `update`: makes the last window's update, from the other sum. Both: one pass, from the same sum.
+// Queues the worker's work on segment s. `gradient`: it adds this step's gradient to the sum of the
+// open window. `update`: it updates by the last window's sum; with both, by the open one's.
 static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale) {
     ZenFlow *z = g->zen;
     if (z->map.segment[s].rest == 0) return;
@@ -267,7 +267,7 @@ static void zen_on_host(GPT2 *g, int s, bool gradient, bool update, float scale)
     AdamWork work = host_work(g, p, update ? &z->late_step : NULL);
     work.first = gradient && z->clock.filled == 0;
     work.scale = scale;
-    if (update && work.first) work.step.grad_scale = scale;  // a window of one step needs no sum
+    if (update && work.first) work.step.grad_scale = scale;  // window of one step: no sum is needed
     else work.sum = z->acc + (size_t)(gradient ? z->sum : 1 - z->sum) * z->map.rest + p->state_at;
     if (gradient) {
         work.grad = p->host_grad;
@@ -293,9 +293,9 @@ static void zen_copies(const void *piece) {
     cpu_copy(p->params, p->weights, p->length * sizeof(floatX));
 }
 
-// Copies the rest's updated weights of segment s to the GPU and into their columns; or, if the host
-// stores the weights in use, to those. The next forward pass waits for the copy. (No copy from the
-// weights in use is under way: backward has used them.)
+// Makes the new weights of segment s's late columns the weights in use: copies them to the GPU and
+// unpacks them or, if the host stores the layer, copies them on the host. The next forward pass
+// waits for the copy. (No copy of the old weights to the GPU is under way: backward has used them.)
 static void zen_show(GPT2 *g, int s) {
     ZenFlow *z = g->zen;
     const bool is_half = sizeof(floatX) == 2, streams = g->segment[s].on_host;
@@ -320,7 +320,7 @@ static void zen_show(GPT2 *g, int s) {
     event_record(g->returned[s], stream);
 }
 
-// Completes segment s after the rest's weights, which the host stores, were copied to the GPU:
+// Completes segment s after its late columns, which the host stores, were copied to the GPU:
 // unpacks them into their columns, and fills the chosen columns from their masters.
 static void zen_arrived(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
@@ -352,15 +352,15 @@ static void zen_gather(GPT2 *g, size_t s) {
 }
 
 // Queues the work on late columns at the end of a step; scale: the factor that clips the gradient.
-// If forward waits for new weights, the worker takes segments in forward's order; else in that of
-// backward, so that rooms for gradients are freed in the order in which backward fills them.
+// If forward waits for the new weights, the worker takes the segments in forward's order. Else it
+// begins with the last segment, as backward does, which waits for the gradients' memory.
 static void zen_window(GPT2 *g, float scale) {
     ZenFlow *z = g->zen;
     const ZenTurn turn = z->turn;
     const int segments = z->map.segments;
     const bool one_pass = turn.closes && (turn.drains || z->sums < 2);
     if (turn.closes && zen_is_late(&z->config, &z->clock)) {
-        zen_compute_until(g, SIZE_MAX);  // what a short window has left of its update
+        zen_compute_until(g, SIZE_MAX);  // what is not queued yet
         for (int s = 0; !turn.drains && s < segments; s++) zen_show(g, s);
     }
     for (int s = segments - 1; !one_pass && s >= 0; s--) zen_on_host(g, s, true, false, scale);
@@ -379,9 +379,9 @@ static void zen_window(GPT2 *g, float scale) {
     zen_turn_end(&z->config, &z->clock, &turn);
 }
 
-// Adds ZenFlow's counters to the line of log.jsonl. Stalls are of the step that "offload" names:
-// forward waits for new weights or, at a selection, for all work; backward waits until the
-// gradients of the step before have left the buffer.
+// Adds ZenFlow's counters to the line of log.jsonl. Stalls are those of the step that "offload"
+// names. In stall_forward_ms forward waits for new weights or, at a selection, for all work; in
+// stall_backward_ms backward waits until the worker has read the gradients of the step before.
 static void zen_log(const GPT2 *g, char *json, size_t n) {
     const ZenFlow *z = g->zen;
     const TimelineStep *d = &g->timeline.done;
@@ -456,9 +456,9 @@ static void zen_exchange_columns(GPT2 *g) {
 // ---------------------------------------------------------------------------------------------
 // 5. Checkpoints
 
-// Copies n elements of an array of a packed piece, from element `at` on, to w (`out`) or back.
-// Parts 0, 1, 2 are the state. Part 3, if the host stores the layer's weights, is the weights in
-// use, which for chosen columns are the masters, rounded.
+// Copies n elements of an array of a packed piece, from element `at` on, to w (`out`) or from w.
+// part 0, 1, 2: an array of the state. part 3, only if the host stores the layer's weights: the
+// weights that forward uses; those of chosen columns are the master weights, rounded.
 static void zen_part(const GPT2 *g, const Piece *p, int part, size_t at, float *w, size_t n,
                      bool out) {
     const bool late = p->kind == PIECE_LATE, streams = g->segment[p->segment].on_host;
@@ -484,7 +484,7 @@ static void zen_move(void *owner, int part, size_t at, size_t n, float *w, bool 
     const ZenTensor *t = &z->map.tensor[tensor];
     const ZenSegment *s = &z->map.segment[segment];
     const int32_t *column = z->map.column + t->column_at;
-    // Elements [begin, end) of the rows that this rank owns.
+    // This rank has elements [begin, end) of the range, counted from its first row of the tensor.
     const size_t own = g->table.tensors[tensor].offset + t->row * t->cols;
     const size_t begin = at > own ? at - own : 0;
     const size_t end = at + n > own ? min_size(at + n - own, t->rows * t->cols) : 0;

@@ -6,13 +6,13 @@
 //   4. The forward passes of both signs
 //   5. Evaluation, and a step
 //
-// Source: ZO-Offloading (Wang et al. 2024). A layer is copied to the GPU, given the last step's
-// update, used for both signs, and copied back, while other layers are copied. Embeddings and head
-// stay on the GPU. doc/zo_streaming.md lists the differences from the paper. zo.h defines the
-// operations on each element: the CPU's results have the same bits. The forward pass runs
-// train_gpt2.cu's parts of a layer (GPT2.steps).
-//
-// Weights and the inputs of arithmetic are floatX (float, bf16 or fp16), as in train_gpt2.cu.
+// The algorithm, MeZO, is in zo.h: the weights are perturbed along random directions, with both
+// signs. The pipeline is that of ZO-Offloading (Wang et al. 2024): a layer is copied to the GPU,
+// gets the last step's update, computes its output for both signs, and is copied back; meanwhile
+// other layers are copied. Embeddings and head stay on the GPU. doc/zo_streaming.md lists the
+// differences from the paper. zo.h defines what is done to an element, so the CPU computes the same
+// bits. Layers run layer_part() of train_gpt2.cu (GPT2.steps). Weights and the inputs of arithmetic
+// are floatX (float, bf16 or fp16).
 #ifndef TIDE_ZO_CUH
 #define TIDE_ZO_CUH
 #include "gpt2.cuh"
@@ -31,7 +31,7 @@
 typedef struct { uint64_t at, n, first; uint32_t tensor; int decay; } ZoRange;
 typedef struct { size_t length; int count; ZoRange range[6]; } ZoGroup;
 
-// The type in which theta is stored.
+// The type in which theta, the unperturbed weights, is stored.
 #define ZO_STORAGE (PRECISION == PRECISION_FP32 ? ZO_FP32 \
                     : PRECISION == PRECISION_FP16 ? ZO_FP16 : ZO_BF16)
 
@@ -81,8 +81,8 @@ __global__ static void zo_weights_kernel(floatX *theta, floatX *plus, floatX *mi
     zo_store8(minus + i, w);
 }
 
-// Adds the perturbed embeddings of tokens and of positions, for one sign. If wte or wpe is NULL,
-// writes the other one alone. Perturbs only the rows that are used.
+// Writes the sum of the perturbed embeddings of tokens (wte) and positions (wpe), for one sign. If
+// wte or wpe is NULL, writes the other one alone. Perturbs only the rows that are used.
 __global__ static void zo_encoder_kernel(floatX *out, const int32_t *tokens, const int32_t *begins,
                                          const floatX *wte, const floatX *wpe, ZoConfig c,
                                          int wte_tensor, int wpe_tensor, uint32_t step,
@@ -100,10 +100,10 @@ __global__ static void zo_encoder_kernel(floatX *out, const int32_t *tokens, con
     for (int k = 0; k < 4; k++) out[i + k] = from_f32<floatX>(a[k] + b[k]);
 }
 
-// Adds a chunk of the vocabulary to the losses of rows (doc/classifier.md). Between chunks, row_max
-// and row_sum have each row's maximum and sum of exponentials so far, and target_logit the logit of
-// the target. logits (rows, width): of tokens v0 .. v0 + valid - 1. The last chunk writes the
-// losses; a row whose target is -1 has loss 0. A block takes a row.
+// Adds a chunk of the vocabulary, tokens v0 .. v0 + valid - 1, to the losses of rows
+// (doc/classifier.md). logits (rows, width) has the chunk's logits. Between chunks, row_max and
+// row_sum keep each row's maximum and sum of exponentials, and target_logit its target's logit. The
+// last chunk writes the losses. If a row's target is -1, its loss is 0. A block of threads per row.
 __global__ static void __launch_bounds__(1024)
 zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *target_logit,
                        const float *logits, const int32_t *targets, size_t v0, size_t valid,
@@ -133,10 +133,10 @@ zo_crossentropy_kernel(float *losses, float *row_max, float *row_sum, float *tar
 // =============================================================================================
 // 2. MeZO's part of the model, and the memory for it
 
-enum { ZO_EVALUATION = 2 };  // the staging for evaluations; training takes 0 and 1 in turn
+enum { ZO_EVALUATION = 2 };  // evaluations use GPT2.staging[2]; training, 0 and 1 by turns
 
-// The work of a pass over the layers. signs 2: forward with theta + scale z and with theta - scale
-// z, for each query. signs 1: forward with theta. signs 0: only the update.
+// The work of a pass over the layers. If signs is 2, the pass runs forward with theta + scale z and
+// with theta - scale z, for each query z; if 1, once with theta; if 0, it only updates the weights.
 typedef struct {
     ZoUpdate update;            // the update that the pass applies to the weights first
     int signs, queries;
@@ -145,8 +145,8 @@ typedef struct {
     const Staging *batch;
 } ZoPass;
 
-// A slot of a visiting layer. A group's memory is free when the GPU has used the group and its copy
-// back is complete, in either order: so a slot has three events, where Rooms have two.
+// GPU memory for one visiting layer. The memory of a group is free after the events `used` and
+// `left`, in either order: so a slot has three events per group. A room (Rooms) has two.
 typedef struct {
     floatX *weights;     // (layer)
     cudaEvent_t *there;  // per part: the group is copied to the GPU
@@ -154,24 +154,24 @@ typedef struct {
     cudaEvent_t *left;   // per part: the group is copied to the host
 } ZoSlot;
 
-// The zeroth-order part of a GPT2. GPT2.params has the embeddings, the layers that stay on the GPU,
-// and the tail; GPT2.host_weights has the layers that visit the GPU. In evaluations, GPT2.loss
-// points to the end of `totals`.
+// What a GPT2 needs besides for zeroth-order training. GPT2.params has the embeddings, the layers
+// that stay on the GPU, and the tail; GPT2.host_weights has the layers that visit the GPU. For
+// evaluations, GPT2.loss points to the last two numbers of `totals`.
 struct Zo {
     ZoConfig config;
     ZoUpdate pending;           // the update that the next pass applies to the weights
     size_t accum;               // micro-batches of a step, on this rank
     bool keeps_slots;           // false: the memory of a visitor is allocated at each visit
-    bool fused;                 // the next step's pass applies updates; false: one of their own
+    bool fused;                 // true: the next step's pass updates; false: a separate pass
     size_t slots;
     ZoGroup group[LAYER_PARTS]; // each part's parameters in layer 0 (model.h); groups of other
                                 // layers differ only in the numbers of their tensors
     size_t group_at[LAYER_PARTS];  // begins of the groups in a layer, in elements
-    size_t row;                 // width of atty's rows: attention and norms write them
-    size_t chunk;               // tokens of the vocabulary whose logits are made at a time
+    size_t row;                 // width of a row of atty: attention's or a norm's, if wider
+    size_t chunk;               // number of the vocabulary's tokens in one chunk of logits
     size_t scratch;             // elements of perturbed weights, for each sign
-    size_t visits, fetched;     // numbers of visits, in all passes: computed; fetched
-    size_t newest;              // number of the newest fetched layer, from 1
+    size_t visits, fetched;     // numbers of visits so far: computed visits; fetched visits
+    size_t newest;              // the layer that was fetched last, counted from 1; 0: none
     uint64_t sent;              // number of the run's micro-batches that were copied to the GPU
     ZoSlot *slot;               // (slots)
     // GPU memory
@@ -181,18 +181,18 @@ struct Zo {
     floatX *x;                  // (queries, 2, N, C): the residual stream; 2: both signs
     floatX *atty, *act;         // (2, N, row), (2, N, F)
     floatX *ln, *qkv;           // (N, C), (N, Q); qkv is also fc (N, 2F) of a gated MLP
-    floatX *norm;               // (2, zo_norm()), in post-norm models: zo_keep_norm()
+    floatX *norm;               // (2, zo_norm()): zo_keep_norm() writes it (post-norm models)
     float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
     float *right;               // (B)
-    double *totals;             // (accum, queries, 2): losses; then one number more
+    double *totals;             // (accum, queries, 2): losses; one more number: GPT2.loss[1]
     // host memory
     double side[2 * ZO_QUERIES];  // (queries, 2): mean losses of all micro-batches and ranks
     double *all;                // (world, zo_news()): the numbers of all ranks in this step
-    double *mine;               // (zo_news()), after `all`: this rank's numbers; losses first
+    double *mine;               // (zo_news()), behind `all`: what this rank sends
 };
 
-// Count the losses of a rank in a step; and the numbers that it sends: losses, and ZO_SAYS more.
-enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // places: of run_tell(); of "data is damaged"
+// Count a rank's losses in a step, and the numbers that it sends: its losses, then ZO_SAYS others.
+enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // of the others: run_tell()'s; is data damaged?
 static size_t zo_losses(const Zo *zo) { return zo->accum * 2 * (size_t)zo->config.queries; }
 static size_t zo_news(const Zo *zo) { return zo_losses(zo) + ZO_SAYS; }
 
@@ -270,7 +270,7 @@ static void zo_allocate(GPT2 *g) {
         slot->used = events_make(LAYER_PARTS);
         slot->left = events_make(LAYER_PARTS);
     }
-    owner_end();  // slots have no owner: zo_fetch() may replace them, gpt2_release() frees them
+    owner_end();  // gpt2_release() frees the slots' memory, as zo_fetch() may replace it
     for (ZoSlot *slot = zo->slot; slot < zo->slot + zo->slots; slot++)
         slot->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
 }
@@ -300,8 +300,8 @@ static void zo_open(GPT2 *g, const Run *r) {
 // groups are still used. The host queues a whole pass without waiting, and the first fetches of the
 // next pass, which do not depend on the losses.
 
-// Queues the copy of the next visitor to the GPU. The visitor's last copy to the host is complete
-// by then: there are no more slots than visitors, so it or a later one used the slot last.
+// Queues the copy of the next visiting layer to the GPU, once its slot is free. By then the layer's
+// last copy to the host has ended, as slots <= visiting layers and copies to the host run in order.
 static void zo_fetch(GPT2 *g) {
     Zo *zo = g->zo;
     ZoSlot *slot = &zo->slot[zo->fetched++ % zo->slots];
@@ -348,8 +348,8 @@ static void zo_weights(GPT2 *g, floatX *theta, const ZoGroup *group, const ZoUpd
 
 static const ZoUpdate zo_nothing = {};
 
-// Makes the perturbed weights of group k of layer l for a query. slot: where the visiting layer is;
-// NULL: the layer stays on the GPU. The first query also updates the group, and copies it back.
+// Makes the perturbed weights of group k of layer l for a query. slot: of a visiting layer; NULL:
+// the layer stays on the GPU. Query 0 first updates the group, and copies a visitor's group back.
 static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, ZoSlot *slot, int query) {
     const Zo *zo = g->zo;
     const bool first = query == 0, last = query + 1 >= p->queries || p->signs == 0;
@@ -378,7 +378,7 @@ static void zo_perturb_group(GPT2 *g, const ZoPass *p, size_t l, int k, ZoSlot *
 // =============================================================================================
 // 4. The forward passes of both signs
 
-// Returns the residual stream of a query (a random direction), added or subtracted (sign 0 or 1).
+// Returns a query's residual stream, of theta + scale z (sign 0) or of theta - scale z (sign 1).
 static floatX *zo_x(const GPT2 *g, int query, int sign) {
     return g->zo->x + (size_t)(query * 2 + sign) * g->max_B * g->max_T * g->config.channels;
 }
@@ -391,7 +391,7 @@ static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
                 zo_norm(g) * sizeof(floatX), cudaMemcpyDeviceToDevice, g->compute);
 }
 
-// Runs part k of a layer with the perturbed group k, for one query and sign; adds to x in place.
+// Runs part k of a layer with the perturbed group k, for one query and sign; updates x in place.
 static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const Zo *zo = g->zo;
@@ -418,7 +418,7 @@ static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     w.mid_w = w.ln_2_w;
     w.mid_b = w.ln_2_b;
     if (post && k == 0) zo_keep_norm(g, range[0].at, sign);
-    if (post && k % 2 == 1) {  // zo_keep_norm() has copied the norm of this part's sum
+    if (post && k % 2 == 1) {  // zo->norm has the norm that ends this part
         w.mid_w = w.ln_2_w = zo->norm + (size_t)sign * zo_norm(g);
         w.mid_b = w.ln_2_b = w.mid_w + zo_norm(g) / 2;
     }
@@ -464,11 +464,11 @@ static void zo_encoder(GPT2 *g, const ZoPass *p, int query) {
     }
 }
 
-// Computes the head's input, for p->signs signs: atty (N, C) = ln_f(x), or (N, E) = project_out x.
+// Computes atty, the head's input, for p->signs signs: ln_f(x) (N, C), or project_out x (N, E).
 static void zo_final_norm(GPT2 *g, const ZoPass *p, int query) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
     const GPT2Table *t = &g->table;
-    const ZoGroup group = zo_group(t, t->tail, t->ln_f_b < 0 ? 1 : 2);  // or it is project_out
+    const ZoGroup group = zo_group(t, t->tail, t->ln_f_b < 0 ? 1 : 2);  // ln_f or project_out
     const Zo *zo = g->zo;
     floatX *const *w = zo->perturbed;
     zo_weights(g, tensor(g, t->tail), &group, &zo_nothing, p, query);
@@ -522,7 +522,7 @@ static void zo_head(GPT2 *g, const ZoPass *p, int query, double *totals) {
     }
 }
 
-// Does zo_head() for labelled sentences. An evaluation counts the right labels in totals[1].
+// Works as zo_head(), for labelled sentences. An evaluation counts the right labels in totals[1].
 static void zo_classify(GPT2 *g, const ZoPass *p, int query, double *totals) {
     const Zo *zo = g->zo;
     const size_t B = g->B, most = g->max_B * g->max_T;
@@ -545,7 +545,7 @@ static void zo_pass(GPT2 *g, const ZoPass *p, double *totals) {
     const GPT2Table *t = &g->table;
     const bool looks = p->signs > 0;
     g->timeline.between = p->signs == 1 || (!looks && zo->fused);
-    if (p->update.step != 0) {  // embeddings and tail
+    if (p->update.step != 0) {  // updates the embeddings and the tail
         const ZoPass quiet = {zo_nothing, 0, 1, 0, p->step, NULL};
         const ZoGroup head = zo_group(t, t->wte, t->first_layer);
         const ZoGroup tail = zo_group(t, t->tail, t->count - t->tail);
@@ -615,7 +615,7 @@ static void zo_look(GPT2 *g, size_t B, size_t T, size_t last, float *logits) {
     }
 }
 
-// Copies this rank's micro-batch number `micro` of the run to the GPU. False if it cannot be read.
+// Copies this rank's micro-batch number `micro` of the run to the GPU. Returns false if unreadable.
 static bool zo_send_batch(GPT2 *g, const Run *r, uint64_t micro, Error *err) {
     const uint64_t position = run_position(r, micro / g->zo->accum + 1, micro % g->zo->accum);
     if (rehearsal == NULL
@@ -625,7 +625,7 @@ static bool zo_send_batch(GPT2 *g, const Run *r, uint64_t micro, Error *err) {
     return true;
 }
 
-// Queues the passes of a step and the copies of the next batches. False: a token file is damaged.
+// Queues a step's passes and the copies of the next batches. Returns false if a batch is damaged.
 static bool zo_forward(GPT2 *g, Run *r, size_t step) {
     Zo *zo = g->zo;
     Error later;
@@ -640,13 +640,13 @@ static bool zo_forward(GPT2 *g, Run *r, size_t step) {
             if (!zo_send_batch(g, r, zo->sent, zo->sent == micro ? &r->damage : &later)) break;
         if (zo->sent == micro) return false;
         zo_pass(g, &p, zo->totals + 2 * m * (size_t)zo->config.queries);
-        zo->pending = zo_nothing;  // it is in the weights by then
+        zo->pending = zo_nothing;  // it is applied: the pass puts it into the weights
     }
     return true;
 }
 
-// Writes the counters of a step, for log.jsonl. Bytes over the link are of this step, times of the
-// newest complete step ("step"). sent: bytes sent to other ranks. waited: seconds, for them.
+// Writes the counters of a step, for log.jsonl: bytes over the link in this step, and times of the
+// newest complete step ("step"). sent: bytes sent to other ranks. waited: seconds of the exchange.
 static void zo_log(const GPT2 *g, char *json, size_t n, size_t sent, double waited) {
     const TimelineStep *d = &g->timeline.done;
     char busy[160];
@@ -690,7 +690,7 @@ static StepResult zo_step(GPT2 *g, Run *r, size_t step, double lr) {
     return result;
 }
 
-// Ends a run whose ranks have loaded different weights: only those of rank 0 would be saved.
+// Ends the run if the ranks have loaded different weights. Lets rank 0 alone save weights.
 static void zo_loaded(const GPT2 *g, Run *r) {
     uint64_t hash = 0;
     char text[40];
