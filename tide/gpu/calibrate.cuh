@@ -243,7 +243,7 @@ static void rates_measure(Rates *rates, HostQueue *q, double seconds) {
     Calibration c;
     memset(rates, 0, sizeof *rates);
     const double cache = (double)sysconf(_SC_LEVEL3_CACHE_SIZE);
-    // (State of 300 MiB, twice the cache, measured 8 to 11 G parameters/s; the true rate was 6.1.)
+    // (With twice a cache of 300 MiB, 8 to 11 G parameters/s were measured; the true rate was 6.1.)
     const double wanted = EMULATED ? 1 << 20 : fmax(16 * cache / 14, 32 << 20);
     const double most = fmin(wanted, (double)memory_available() / 8 / 37);
     const size_t n = most < 4096 ? 4096 : (size_t)most / 4096 * 4096;
