@@ -84,7 +84,7 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     const double back0 = left + e0 * HOST_TAKES / 1e9 + e0 * W / 3e9, back1 = back0 + e1 * W / 3e9;
     const double back2 = back1 + e2 * W / 3e9, tail = fmax(back1 + f1, back2);
     IS(x.update, back2 - norm);
-    IS(x.bound, (e0 + e1 + e2) * HOST_TAKES / 1e9);  // nobody visits: by the cores
+    IS(x.bound, (e0 + e1 + e2) * fmax(HOST_TAKES / 1e9, W / 3e9));  // by cores, or the way back
     IS(x.compute, 3 * (f1 + f2));
     IS(x.backward, 2 * f1);
     IS(x.step, tail + f2);

@@ -102,8 +102,8 @@ static void reference_update(GPT2 *g, const Recipe *r, const AdamStep *adam) {
     else floats_move(g->grads, grads, P, true);
     memcpy(old, x->map.column, columns);
     AdamStep unscaled = *adam;
-    unscaled.grad_scale *= loss_scale;
-    for (size_t e = 0; e < P; e++) grads[e] /= loss_scale;
+    unscaled.grad_scale *= loss_scale / USUAL_SCALE;
+    for (size_t e = 0; e < P; e++) grads[e] /= loss_scale / USUAL_SCALE;
     zen_reference_step(x, grads, &unscaled, &rates);
     for (size_t e = 0; e < P; e++) w[e] = master_weight(x->shown[e]);
     gpu_copy(g->params, IS_HALF ? (const void *)w : (const void *)x->shown, P * sizeof(floatX));
@@ -182,7 +182,7 @@ static void zen_close(GPT2 *g, Run *r) {
 }
 
 static void engine_update(GPT2 *g, const Recipe *r, const AdamStep *adam) {
-    zen_begin(g, recipe_rates(r), loss_scale);
+    zen_begin(g, recipe_rates(r), loss_scale / USUAL_SCALE);
     gpt2_update(g, adam);
 }
 
@@ -229,7 +229,8 @@ static uint64_t row_step(GPT2 *g, const Config *c, size_t step, uint64_t hash, d
     const Shape s = config_shape(c);
     const Recipe recipe = zen_recipe(c, step);
     const size_t selections = c->plain ? 0 : g->zen->clock.selections;
-    loss_scale = c->scaled && step % 2 == 1 ? 64 : USUAL_SCALE;
+    // fp16 rounds small gradients of another scale to other bits
+    loss_scale = c->scaled && !IS_FP16 && step % 2 == 1 ? 64 : USUAL_SCALE;
     counted = {};
     train_one(g, &s, &recipe, step, numbers);
     if (!c->plain) swapped_here += g->zen->swapped;

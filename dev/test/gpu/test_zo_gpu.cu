@@ -275,6 +275,7 @@ static void check_cpu(const Config *c) {
     const GPT2Table *t = &g->table;
     CPUModel *cpu = cpu_model_new(&g->config, feed.r.B, feed.r.T, NULL);
     float *w = floats(t->elements);
+    for (size_t i = 0; i < t->elements; i++) theta[i] = to_f32(from_f32<floatX>(theta[i]));
     double worst = 0, cpus;
     for (size_t step = 1; step <= 5; step++) {
         const StepResult x = zo_step(g, &feed.r, step, rate_of(step));
