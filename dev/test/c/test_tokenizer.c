@@ -167,7 +167,7 @@ static void tokenizer_saves(void) {
 // The texts of tokens: of a byte, of characters that are for no bytes, and of no token.
 static void tokenizer_texts(void) {
     const Tokenizer *t = tokenizer_of("test", byte_vocabulary(-1, 5, ", \"</s>\": 2, "
-                                      "\"\\u2581x y\": 16777215, \"\\u0120a\": 291"), "#version\n");
+                                      "\"\\u2581x y\": 16777215, \"\\u0120a\": 291"), "#version");
     static const struct { uint32_t id; const char *text; } cases[] = {
         {2, "</s>"}, {16777215, "\xe2\x96\x81x y"}, {291, " a"}, {5 + ' ', " "}, {4, ""}, {298, ""},
         {16777216, ""}};
