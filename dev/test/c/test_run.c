@@ -166,7 +166,7 @@ static void test_sample_window(void) {
     tokenizer_free(tokenizer);
 }
 
-// Labelled sentences: what is trained on and open out, the rows, the length of a row.
+// Labelled sentences: what is trained on and open out, the rows, their length and first token.
 static void test_task(void) {
     char lines[4096] = "sentence\tlabel\n", line[1024];
     for (int i = 0; i < 25; i++)
@@ -191,33 +191,24 @@ static void test_task(void) {
     CHECK(r->state.data_hash == hash_word(23, task_hash(&r->task_all)), "other data go unnoticed");
     trainer_free(a);
 
-    snprintf(line + strlen(line), 400, " --val %s --seq 8",
+    snprintf(line + strlen(line), 400, " --val %s --seq 8 -- --model opt-125m --tokenizer "
+             TEST_FIXTURES "/tokenizer",
              text_file("val.tsv", "bad\t0\ngood\t1\nso so, and then some\t1\n"));
     a = begin_run(line, in_base("task"));
     CHECK(a->run.train.sequences == 25 && a->run.val.sequences == 3 && a->run.T == 8, "--val");
+    // OPT's texts begin with </s>, those of bytes and of other models not
+    CHECK(a->run.task_all.first_token == 2 && a->run.task_val_all.first_token == 2, "no </s>");
+    a->run.config.family = FAMILY_GPT2;
+    CHECK(run_first_token(&a->run) == -1, "GPT-2");
+    a->run.config.family = FAMILY_OPT;
+    a->run.tokenizer = tokenizer_bytes();
+    CHECK(run_first_token(&a->run) == -1, "bytes");
     trainer_free(a);
-    snprintf(line + strlen(line), 400, " -- --seq 1");
+    snprintf(line + strlen(line), 400, " --seq 1");
     CHECK(DIES_WITH("--seq 2 or more", begin_run(line, in_base("short"))), "no room for targets");
     snprintf(line, sizeof line, "--data %s --labels 0|1 --template ~is --steps 0 --optimizer mezo",
              text_file("few.tsv", "a\t0\nb\t1\n"));
     CHECK(DIES_WITH("held-out tenth", begin_run(line, in_base("few"))), "nothing held out");
-}
-
-// OPT's texts begin with </s>, those of bytes not.
-static void test_first_token(void) {
-    static const char *const runs[] = {"opt-125m --tokenizer " TEST_FIXTURES "/tokenizer",
-        "opt-125m --tokenizer bytes", "gpt2 --tokenizer " TEST_FIXTURES "/tokenizer"};
-    const char *tsv = text_file("first.tsv", "a\t0\nb\t1\nc\t1\nd\t1\ne\t1\nf\t1\n");
-    for (int i = 0; i < 3; i++) {
-        char line[1024];
-        snprintf(line, sizeof line, "--data %s --val %s --labels 0|1 --template ~is --layers 1 "
-                 "--channels 8 --heads 2 --context 32 --steps 1 --optimizer mezo --model %s", tsv,
-                 tsv, runs[i]);
-        Trainer *a = begin_run(line, in_base("task"));
-        CHECK(a->run.task_all.first_token == (i == 0 ? 2 : -1), "%d: %d", i,
-              a->run.task_all.first_token);
-        trainer_free(a);
-    }
 }
 
 // Tokens of a row without --seq: what examples need, packed or not, the context, or SEQ_AUTO.
@@ -362,7 +353,6 @@ int main(void) {
     RUN(test_sampling);
     RUN(test_sample_window);
     RUN(test_task);
-    RUN(test_first_token);
     RUN(test_row_length);
     remove_tree(base);
     RUN(test_loss_scaling);
