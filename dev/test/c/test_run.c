@@ -145,8 +145,6 @@ static void test_sample_window(void) {
         int first;
         const char *seen, *says;
     } rows[] = {
-        {"abcdefgh", 1, -1, "bcdefgh/7 ", "abcdefgh0\n"},
-        {"abcdefgh", 4, -1, "bcdefgh/7 fgh0/4 fgh01/1 fgh012/1 ", "abcdefgh0123\n"},
         {"abcdefgh", 7, -1, "bcdefgh/7 fgh0/4 fgh01/1 fgh012/1 fgh0123/1 1234/4 ",
          "abcdefgh01234\n"},
         {"abc", 5, '^', "^abc/4 ^abc0/1 ^abc01/1 ^abc012/1 ^123/4 ", "abc01234\n"},

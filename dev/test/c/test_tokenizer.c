@@ -309,19 +309,13 @@ static void tokenizer_beside(void) {
          {CLASS("GPT2Tokenizer") "'eos_token':'</s>'}", 0, "{'eos_token':'<pad>'}"}},
         {NULL, "", "", "261 261 261: 261",  // GPT-2's default tokens
          {CLASS("GPT2Tokenizer") "'add_bos_token':true,'add_eos_token':true}"}},
-        {NULL, "11", "260 ", "-1 261 -1: 261",
-         {"{'special_tokens_map_file':'/x'}", 0, 0, 0, "{'model_type':'gpt2'}"}},
         {NULL, "[11]", "94 260 96 ", "-1 261 -1: 261", {"{'pad_token':'[11]'}"}},  // it has no id
-        {OF_LLAMA3, "a <|bot|> b", "64 220 2011 280 ", "2000 -1 -1:",
-         {"{" DECODER("2011", "<|bot|>") "}}}"}},
         {OF_LLAMA3, "<x>>><x>><x>", "2012 2011 2013 ", "2000 -1 -1:",  // the longest
          {"{" DECODER("2011", "<x>>") "},'2012':{'content':'<x>>>'},'2013':{'content':'<x>'}}}"}},
         {OF_LLAMA3, "<|eot_id|> \na", "2009 64 ", "2000 -1 -1:",
          {"{" DECODER("2009", "<|eot_id|>") ",'rstrip':true,'special':true}}}"}},
         {OF_LLAMA3, "a", "64 ", "2000 2009 2009: 2009",
          {"{'eos_token':null}", 0, "{'eos_token':'<|eot_id|>','bos_token':'<|begin_of_text|>'}"}},
-        {OF_LLAMA3, "the", "83 260 ", "2000 -1 -1:",
-         {"{'extra_special_tokens':{'image_token':'he'}}"}},
         // a token that is named is special: in a user's message it is text
         {OF_LLAMA3, "the", "83 260 ", "2000 -1 -1:", {"{'pad_token':'he'}"}},
         {OF_LLAMA3, "the", "1086 ", "2000 -1 -1:", {"{'pad_token':'he'}"}, TOKENIZER_PLAIN},
@@ -456,7 +450,7 @@ static void nfc_composes(void) {
         {"e\xcc\x81\xcc\xa3", "\xe1\xba\xb9\xcc\x81"},
         {"a\xcc\x8d\xcc\x81", "a\xcc\x8d\xcc\x81"},  // two marks of one class
         {"e\xff\xcc\x81", "e\xff\xcc\x81"}, {"e\xcc", "e\xcc"}, {"\xe2\x84\xab", "\xc3\x85"},
-        {"\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8", "\xea\xb0\x81"},
+        {"\xe1\x84\x92\xe1\x85\xb3\xe1\x86\xaf", "\xed\x9d\x98"},
         {"\xea\xb0\x80\xe1\x86\xa8", "\xea\xb0\x81"},
         {"\xea\xb0\x80\xe1\x86\xa7", "\xea\xb0\x80\xe1\x86\xa7"},
         {"\xea\xb0\x81\xe1\x86\xa8", "\xea\xb0\x81\xe1\x86\xa8"},
