@@ -64,7 +64,6 @@ static void test_weights_in_bf16(void) {
     trainer_free(a);
     CHECK(DIES_WITH("too large for this precision", begin_run("--resume", in_base("fp32"))),
           "a weight that becomes infinite");
-    free(first);
 }
 
 // A checkpoint that is due waits while the state cannot be saved.
@@ -75,7 +74,6 @@ static void test_when_a_checkpoint_is_saved(void) {
     CHECK(!run_wants_save(r, 2) && !run_wants_save(r, 3), "open");
     r->open = false;
     CHECK(run_wants_save(r, 5), "due");
-    free(r);
 }
 
 // How often each of five tokens is drawn in 1000 draws. Computed by hand, from the rules of Hugging
@@ -161,7 +159,6 @@ static void test_sample_window(void) {
         CHECK(strcmp(seen.text, rows[i].seen) == 0, "%zu: it sees %s", i, seen.text);
         CHECK(strcmp(said, rows[i].says) == 0, "%zu: it says %s", i, said);
     }
-    tokenizer_free(tokenizer);
 }
 
 // Labelled sentences: what is trained on and open out, the rows, their length and first token.
@@ -317,7 +314,6 @@ static void test_loss_scaling(void) {
     r->o.precision = PRECISION_BF16;
     run_scale_loss(r, 14, &wild);
     CHECK(run_loss_scale(r) == 1 && r->state.scaling.scale == scale, "bf16");
-    free(r);
 }
 
 // What a batch system sends, a second later as well, ends nothing at once; nor does the first
