@@ -140,7 +140,7 @@ static size_t legal_cut(const ShardMap *map, size_t at) {
     const size_t begin = shard_begin(map, i), end = shard_begin(map, i + 1);
     if (at <= begin) return begin;
     size_t below = begin + (at - begin) / NORM_BLOCK * NORM_BLOCK, above = below + NORM_BLOCK;
-    if (below >= begin + map->shards[i].length) below = begin;  // below was in the gap
+    if (below >= begin + map->shards[i].length) below = begin;  // it was in the gap behind shard i
     if (above >= begin + map->shards[i].length) above = end;
     return at - below <= above - at ? below : above;
 }

@@ -173,7 +173,7 @@ static void matmul_backward(float *dinp, size_t pitch, float *dw, float *db, con
 //     y[i]        = u[i] cos a[i] - u[i + HS/2] sin a[i]
 //     y[i + HS/2] = u[i + HS/2] cos a[i] + u[i] sin a[i]
 
-// Replaces q and k in qkv by y. With a norm of q and k, copies x to qk, for the backward pass.
+// Replaces each x in qkv by y. With a norm of q and k, first copies them to qk, for backward.
 // Without such a norm, qk, qk_rstd, q_norm_w and k_norm_w are NULL.
 static void heads_forward(float *qkv,             // (B, T, (NH + 2 NKV) HS)
                           float *qk,              // (B, T, (NH + NKV) HS)

@@ -89,7 +89,7 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
 }
 
 // Runs the backward pass of layer l: g->dx is the gradient of its output, on return of its input.
-// dx is the gradient of a residual sum, dc a gradient in a branch; post-norm layers swap their
+// dx is the gradient of a residual sum, dc a gradient in a branch; post-norm layers swap the two
 // buffers. A bias's gradient is the column sums of dx; the kernel that writes dx makes the sums. In
 // a pre-norm layer, the sums for fcproj's bias are in g->scratch: the segment above has made them.
 static void layer_backward(GPT2 *g, size_t l) {
@@ -602,7 +602,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *s
                      seg->own * (g->sums_on_gpu ? g->waiting_bytes : sizeof(floatX)));
         backward_segment(g, s);
         compute_span(g, NULL, 0);
-        if (g->choice.inputs_leave && s >= 3) input_moves(g, s - 3, true);  // 2 below layer s - 1
+        if (g->choice.inputs_leave && s >= 3) input_moves(g, s - 3, true);  // 2 layers below
         event_record(g->grad_rooms.full[seg->grad_room], g->compute);
         if (g->zero != NULL) zero_reduce(g, s);  // the gradient becomes the sum over ranks
         gradient_complete(g, s, accumulate, last);

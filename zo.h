@@ -95,7 +95,7 @@ typedef struct {
 
 // Computes side (queries, 2): a step's losses, averaged over the micro-batches of all ranks. `all`
 // has `stride` numbers of each rank, of which the first are its losses (accum, queries, 2). They
-// are added in the order of the data: micro-batch by micro-batch, and within each rank by rank. So
+// are added in the order of the data: micro-batch by micro-batch, in each of them by rank. So
 // one rank with `world` times as many micro-batches computes the same bits. The sums are divided by
 // `parts`: the number of micro-batches, unless some tokens are not trained (run_parts()).
 static void zo_mean(double *side, const double *all, size_t stride, int world, size_t accum,

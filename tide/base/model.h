@@ -329,7 +329,7 @@ typedef struct {
     int count;
     GPT2Tensor *tensors;  // in the order in which they are in memory
     int wte, wpe, ln_f_w, ln_f_b, lm_head;  // indices; lm_head == wte when the head is tied
-    int project_in, project_out;  // narrow embeddings: (C, E), and (E, C) in place of ln_f; else -1
+    int project_in, project_out;  // if E < C: (C, E), and (E, C) in place of ln_f; else -1
     int first_layer;      // index of layer 0's first tensor
     int per_layer;        // number of tensors of a layer
     int within[LAYER_TENSORS];  // by kind: index within a layer; -1: there is none

@@ -241,7 +241,7 @@ static void loader_check(const Loader *l) {
 // mapped again until one is inside (cycle walking: Black and Rogaway 2002), fewer than 4 times on
 // average. There are eight rounds: four are visibly biased when a half has only a few bits.
 static uint64_t permute(uint64_t i, uint64_t n, uint64_t key) {
-    int half = 1;  // the bits of left, and of right
+    int half = 1;  // how many bits left has, and right
     while (half < 32 && (n - 1) >> (2 * half) != 0) half++;
     const uint64_t mask = ((uint64_t)1 << half) - 1;
     do {

@@ -446,7 +446,7 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
     if (c->unturned > 0) c->unturned = config_read_unturned(root, path, c);
     config_read_rope(root, path, c);  // reads c->context, which the window changes below
     if (!slides || (window != NULL && window->type == JSON_NULL)) return;
-    size_t whole = qwen ? 28 : c->unturned > 0;  // layers without a window
+    size_t whole = qwen ? 28 : c->unturned > 0;  // number of layers without one
     const Json *layers = json_get(root, "max_window_layers");
     if (qwen && layers != NULL && !json_size(layers, &whole))
         die("%s: max_window_layers must be a whole number", path);

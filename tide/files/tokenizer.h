@@ -324,7 +324,7 @@ static bool read_added(PartReader *r) {
             size_t id = k == 1 ? strtoul(i->key, &end, 10) : 0;
             bool wrong = k == 1 ? *end != '\0' : !json_size(json_get(i, "id"), &id);
             int flags[5];
-            for (int f = 0; f < 5; f++)  // in other files, `normalized` is by default !special
+            for (int f = 0; f < 5; f++)  // `normalized` of other files: !special by default
                 wrong |= (flags[f] = json_flag(i, added_flags[f],
                                                k > 0 && f == 2 && !flags[1])) < 0;
             if (wrong || flags[0] || text == NULL)

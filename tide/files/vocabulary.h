@@ -59,7 +59,7 @@ enum {
     STEP_DIGITS = 16, STEP_SPLIT = 32,      // makes numbers pieces; cuts words by an expression
     STEP_BYTES = 64, STEP_WORDS = 128,      // is byte-level; cuts words by GPT-2's expression
     STEP_UNBYTES = 256,                     // decodes a byte-level text
-    STEP_SPACES = 512, STEP_FALLBACK = 1024, STEP_FUSE = 2048,  // decode U+2581; <0x00> ..; join
+    STEP_SPACES = 512, STEP_FALLBACK = 1024, STEP_FUSE = 2048,  // decoding: U+2581, <0x00> .., join
     STEP_STRIP = 4096                       // decoding removes the first space
 };
 

@@ -237,8 +237,8 @@ columns_sums_kernel(float *__restrict__ norms, float *__restrict__ magnitudes,
     magnitudes[w.column_at + j] = (float)sum.magnitudes;
 }
 
-// Computes zen_sums() into sums (norms, magnitudes) for each matrix of a segment with both kinds of
-// columns. arena_part: the segment's gradient, float or halfX. scratch: columns_scratch() ZenSum.
+// Does the work of zen_sums() for each matrix of a segment that has chosen and late columns: fills
+// sums (norms, magnitudes). arena_part: the gradient, float or halfX. scratch: (columns_scratch()).
 static void columns_sums_gpu(float *sums, ZenSum *scratch, const void *arena_part, bool is_half,
                              const ZenMap *map, int segment, cudaStream_t stream) {
     Batch<ColumnsWork> blocks, strips;

@@ -46,7 +46,7 @@ struct LayerActs {
     floatX *branch;                   // (N, C)  the branch's result, to be added to the stream
     floatX *out;                      // (N, C)  post-norm layers: their output
     bool turned;                      // q and k are rotated by their positions
-    // aliases, see layer_order(): inputs of attention and of the MLP; statistics of mid's norm
+    // aliases, set by layer_order(): inputs of attention and MLP; mean and 1/std of `mid`
     floatX *att_in, *mlp_in; float *mid_mean, *mid_rstd;
 };
 
@@ -66,7 +66,7 @@ typedef LAYER_WEIGHTS(floatX) LayerWeights;
 // and then records full[i]. Each reader waits for full[i], and the last one records free[i].
 typedef struct {
     int count;                  // rooms that tenants use in turn
-    int apart;                  // rooms after them, each with one tenant for good
+    int apart;                  // rooms behind those, each of which one segment uses
     int turn;                   // number of the room that is filled next
     size_t bytes;               // of one room
     char *memory;               // (count, bytes); NULL: they are part of another buffer

@@ -41,7 +41,7 @@ struct ZenFlow {
     // GPU memory, in the layouts of ZenMap. GPT2.state has the state of the chosen columns.
     int32_t *column;            // (columns)
     void *grad;                 // (chosen): floatX, or fp32 if micro-batches were summed
-    Rooms packed;               // (2, longest): gradients of late columns, before their copy
+    Rooms packed;               // (2, longest piece): gradients of late columns, to be copied
     floatX *landing;            // (longest): late columns' new weights, from the host
     floatX *shown;              // (longest): new weights of a layer that the host stores
     float *column_sums;         // (2, mixed): the norms and magnitudes of zen_sums()

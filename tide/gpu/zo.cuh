@@ -11,8 +11,8 @@
 // gets the last step's update, computes its output for both signs, and is copied back; meanwhile
 // other layers are copied. Embeddings and head stay on the GPU. doc/zo_streaming.md lists the
 // differences from the paper. zo.h defines what is done to an element, so the CPU computes the same
-// bits. Layers run layer_part() of train_gpt2.cu (GPT2.steps). Weights and the inputs of arithmetic
-// are floatX (float, bf16 or fp16).
+// bits. A layer's parts are layer_part() of train_gpt2.cu, by GPT2.steps. Weights and the inputs of
+// arithmetic are floatX (float, bf16 or fp16).
 #ifndef TIDE_ZO_CUH
 #define TIDE_ZO_CUH
 #include "gpt2.cuh"
@@ -184,7 +184,7 @@ struct Zo {
     floatX *norm;               // (2, zo_norm()): zo_keep_norm() writes it (post-norm models)
     float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
     float *right;               // (B)
-    double *totals;             // (accum, queries, 2): losses; one more number: GPT2.loss[1]
+    double *totals;             // (accum, queries, 2) losses; after them, GPT2.loss[1]
     // host memory
     double side[2 * ZO_QUERIES];  // (queries, 2): mean losses of all micro-batches and ranks
     double *all;                // (world, zo_news()): the numbers of all ranks in this step
@@ -192,7 +192,7 @@ struct Zo {
 };
 
 // Count a rank's losses in a step, and the numbers that it sends: its losses, then ZO_SAYS others.
-enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // of the others: run_tell()'s; is data damaged?
+enum { ZO_NEWS, ZO_DAMAGED = NEWS, ZO_SAYS };  // others: run_tell()'s; are data damaged?
 static size_t zo_losses(const Zo *zo) { return zo->accum * 2 * (size_t)zo->config.queries; }
 static size_t zo_news(const Zo *zo) { return zo_losses(zo) + ZO_SAYS; }
 

@@ -176,8 +176,8 @@ static void log_skip(Log *l, size_t step, size_t steps, double loss, double norm
     log_flush(l, step);
 }
 
-// Writes both lines of an evaluation at `step`. accuracy: the share of held-out questions with a
-// right answer; -1: there are no questions.
+// Writes the lines of an evaluation at `step`, to the log and the screen. accuracy: the share of
+// held-out questions with a right answer; -1: there are no questions.
 static void log_eval(Log *l, size_t step, double val_loss, double accuracy) {
     log_add(&l->val, step, val_loss);
     log_clear(l);

@@ -122,7 +122,7 @@ static void run_tell(double *mine) {
     mine[NEWS_DUE] = seconds_now() >= run_save_due;
 }
 
-// Sets run_news. The numbers of run_tell() on rank k begin at said[k * stride].
+// Sets run_news to what any rank tells: run_tell()'s numbers of rank k are at said[k * stride].
 static void run_hear(const double *said, size_t stride) {
     memset(run_news, 0, sizeof run_news);
     for (size_t k = 0; k < (size_t)ranks.world; k++)

@@ -93,7 +93,7 @@ static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
     if (!zen_is_saved(r)) {
         *map = zen_map(&r->table, layers, c.topk, whole);
         *clock = zen_clock(map);
-        clock->rest_t = r->state.step - r->state.scaling.skipped;  // steps of another mode
+        clock->rest_t = r->state.step - r->state.scaling.skipped;  // steps in another mode
     } else {
         zen_parse(r->state.text, &r->table, layers, &c, map, clock);
     }
