@@ -12,7 +12,7 @@
 static const char fixture[] = TEST_FIXTURES "/tokenizer";
 
 // The tokens of a text, in blocks of at most `limit` bytes where it can be cut.
-static Tokens encoded(const Tokenizer *t, const char *text, size_t n, size_t limit, int how) {
+static Tokens text_ids(const Tokenizer *t, const char *text, size_t n, size_t limit, int how) {
     Tokens list = {NULL, 0, 0};
     size_t at = 0;
     do {
@@ -55,16 +55,16 @@ static void check_ids(const Tokenizer *t, const char *what, const char *text, si
                       const char *ids, const char *plain, const Json *shown) {
     char *exact = (char *)memcpy(malloc(n > 0 ? n : 1), text, n);  // for the address sanitizer
     size_t length = 0;
-    Tokens whole = encoded(t, exact, n, n, 0);
+    Tokens whole = text_ids(t, exact, n, n, 0);
     char *back = decoded(t, &whole, &length);
     const char *expected = shown != NULL ? shown->string : text;
     if (strstr(expected, "\xef\xbf\xbd") == NULL)  // where Hugging Face wrote U+FFFD
         CHECK(length == (shown != NULL ? shown->length : n) && memcmp(back, expected, length) == 0,
               "%s: '%.60s' came back as '%.60s'", what, expected, back);
     check_list(what, text, whole, ids);
-    if (plain != NULL) check_list(what, text, encoded(t, exact, n, n, TOKENIZER_PLAIN), plain);
+    if (plain != NULL) check_list(what, text, text_ids(t, exact, n, n, TOKENIZER_PLAIN), plain);
     for (size_t limit = 1; limit < min_size(n, 40); limit += 1 + n / 20)
-        check_list("in blocks", text, encoded(t, exact, n, limit, 0), ids);
+        check_list("in blocks", text, text_ids(t, exact, n, limit, 0), ids);
     free(exact);
     free(back);
 }
@@ -342,7 +342,7 @@ static void tokenizer_beside(void) {
             CHECK(strcmp(ends, cases[i].ends) == 0 && !tokenizer_ends(t, -1), "case %zu, %d: %s", i,
                   again, ends);
             check_list("beside", cases[i].text,
-                         encoded(t, cases[i].text, strlen(cases[i].text), SIZE_MAX, cases[i].how),
+                         text_ids(t, cases[i].text, strlen(cases[i].text), SIZE_MAX, cases[i].how),
                          cases[i].ids);
             tokenizer_save(t, base);
             if (merges) put_text(in_base("config.json"), "{\"model_type\": \"llama\"}");
@@ -382,7 +382,7 @@ static void megabyte_words(void) {
             text[i] = kind / 2 == 0 ? 'a' : kind / 2 == 1 ? (char)('a' + rand() % 26)
                     : kind / 2 == 2 ? ' ' : kind / 2 == 3 ? "et"[rand() % 2]
                     : (char)(0x80 + rand() % 64);
-        Tokens list = encoded(tokenizers[kind % 2], text, length, SIZE_MAX, 0);
+        Tokens list = text_ids(tokenizers[kind % 2], text, length, SIZE_MAX, 0);
         char *back = decoded(tokenizers[kind % 2], &list, &m);
         CHECK(m == length && memcmp(back, text, m) == 0, "kind %d", kind);
         free(back);
