@@ -23,8 +23,8 @@ schedules="eager,forward lazy,forward prio:0,random prio:1,reverse random:1,reve
 two="eager,forward prio:1,reverse"
 steps=4
 # Rows for the sanitizer of kernels; `some` are those that cover what there is.
-kernels="test_placement_fp32=55 test_placement=42 test_zenflow_gpu=27,28 test_zo_gpu=2
-    test_zo_gpu_fp32=26 test_zero_gpu=8"
+kernels="test_placement_fp32=46 test_placement=50 test_zenflow_gpu=27,28 test_zo_gpu=2
+    test_zo_gpu_fp32=24 test_zero_gpu=8"
 these=all
 if [ "${ALL:-0}${LONG:-0}" = 00 ]; then
     # The oldest work first; and the youngest, with the blocks of kernels reversed.
@@ -32,8 +32,8 @@ if [ "${ALL:-0}${LONG:-0}" = 00 ]; then
 fi
 if [ "${LONG:-0}" = 1 ]; then
     steps=20
-    kernels="$kernels test_placement=35,52,53 test_placement_fp32=57 test_zenflow_gpu=29,34
-        test_zero_gpu=55 test_zero_gpu_fp32=59,62"
+    kernels="$kernels test_placement=35,47 test_placement_fp32=52 test_zenflow_gpu=30,32
+        test_zero_gpu=53 test_zero_gpu_fp32=56,58"
     for seed in $(seq 5 24); do
         schedules="$schedules prio:$seed,random random:$seed,reverse"
     done
