@@ -113,7 +113,7 @@ static void layer_backward(GPT2 *g, size_t l) {
         layernorm_backward(dx, d.ln_2_w, d.ln_2_b, d.fcproj_b, sum, dc, a.ln_2, w.ln_2_w,
                            a.mean_2, a.rstd_2, N, C, stream);
     } else if (d.fcproj_b != NULL) {
-        layernorm_dinp_sum(d.fcproj_b, sum, N, C, stream);  // adds up what the segment above left
+        layernorm_dinp_sum(d.fcproj_b, sum, N, C, stream);  // adds up the segment above's sums
     }
     // MLP branch: dx -> dact -> dfc (both in dwide) -> dmlp_in (in dc) -> dx
     const bool sloped = matmul_backward(lt, dwide, M, d.fcproj_w, dx, a.act, w.fcproj_w, N, F, C,

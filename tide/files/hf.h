@@ -53,7 +53,7 @@ static void state_move(void *owner, int part, size_t at, size_t n, float *w, boo
     memcpy(out ? w : there, out ? there : w, n * sizeof *w);
 }
 
-// Returns a RunState of whole arenas in host memory, one for each of `parts` parts.
+// Returns a RunState of `parts` parts (weights, m, v), each a whole arena in host memory.
 static RunState state_in(float *const *arenas, int parts) {
     static const StateRange all = {0, SIZE_MAX};
     return (RunState){parts, &all, 1, state_move, (void *)arenas, false, 0, false};
@@ -93,7 +93,7 @@ typedef struct {
     int rank;
     size_t shape[2];    // as stored in the file
     size_t skip;        // leading elements in the file that are not in the arena
-    size_t first, n;    // elements after `skip` are [first, first + n) of the tensor in the arena
+    size_t first, n;    // after `skip`, the file has [first, first + n) of the arena's tensor
     bool transpose;     // the file stores this matrix transposed
 } HfTensor;
 

@@ -831,7 +831,7 @@ static void attention_queries(X *result, float *lse, const float *delta, const X
            lse, delta, dout, qkv, begins, s);
 }
 
-// Launches the kernels in which a warp, or a block, owns keys. room: see attention_parts().
+// Launches the kernels in which a warp, or a block, owns keys. room: floats for attention_parts().
 template <typename X>
 static void attention_keys(X *dqkv, const float *delta, const X *dout, const float *lse,
                            const X *qkv, const int32_t *begins, AttentionShape s, size_t shared,

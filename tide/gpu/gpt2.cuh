@@ -89,7 +89,7 @@ typedef struct {
     size_t at, length;    // its range of the arena
     size_t cut, padded;   // length of each shard (0: the lengths differ); of all shards
     size_t own_from;      // where the own shard begins in the arena
-    size_t own_at, own;   // own shard: begin with all own shards side by side; its length
+    size_t own_at, own;   // own shard: begin, all own shards being side by side; length
     size_t param_at;      // begin of its weights in GPT2.params
     size_t own_param_at;  // begin of the own shard's weights (in ZeRO-3 outside a room)
     size_t grad_at;       // begin of its gradient in GPT2.grads

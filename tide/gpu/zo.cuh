@@ -165,7 +165,7 @@ struct Zo {
     bool fused;                 // true: the next step's pass updates; false: a separate pass
     size_t slots;
     ZoGroup group[LAYER_PARTS]; // each part's parameters in layer 0 (model.h); groups of other
-                                // layers differ only in the numbers of their tensors
+                                // layers differ only in the indices of their tensors
     size_t group_at[LAYER_PARTS];  // begins of the groups in a layer, in elements
     size_t row;                 // width of a row of atty: attention's or a norm's, if wider
     size_t chunk;               // number of the vocabulary's tokens in one chunk of logits

@@ -132,7 +132,7 @@ static void log_duration(char *out, size_t n, double seconds) {
 // Writes both lines (for people, for programs) of a step (1 .. steps). ms: its milliseconds. more:
 // other members of the JSON object, each after a comma, or "". flops: its FLOP/s; divided by
 // l->peak they are "mfu", model FLOPs utilization (Chowdhery et al. 2022, section 4.1). On a
-// terminal the line for people is redrawn in place, with a bar; about 20 are left on the screen.
+// terminal the line for people is redrawn in place, with a bar; about 20 lines of a run are left.
 static void log_step(Log *l, size_t step, size_t steps, double loss, double grad_norm, double lr,
                      double ms, double tokens_per_s, double flops, const char *more) {
     log_add(&l->train, step, loss);
