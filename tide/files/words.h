@@ -119,9 +119,9 @@ static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
     return rule->newer && n > 2 && memcmp(s + 1, "\xc5\xbf", 2) == 0 ? 3 : 0;
 }
 
-// Returns the end of Tekken's word whose letters begin at `at`, or 0. A word is a run of letters that
-// are not small, and then a run of one or more that are no capitals; or, without such letters, the
-// first run alone. As in a regular expression, the first run gives letters back until the second
+// Returns the end of Tekken's word whose letters begin at `at`, or 0. A word is a run of letters
+// that are not small, and then a run of one or more that are no capitals; or, without such letters,
+// the first run alone. As in a regular expression, the first run gives letters back until the second
 // run has one.
 static size_t word_cased(const unsigned char *classes, const char *s, size_t at, size_t n) {
     size_t length, end = at, last = 0;  // last: the end of the last letter that is no capital
