@@ -61,7 +61,8 @@ static void attention_forward(float *out,        // (B, T, NH HS)
     }
 }
 
-// Replaces a row's scores and dp by p and ds: 0 for keys outside from .. visible - 1, which it sees.
+// Replaces a row's scores and dp by p and ds, 0 for keys that it does not see. It sees keys from ..
+// visible - 1.
 static inline void attention_row_backward(float *p, float *dp, const float *d, const float *o,
                                           float lse, size_t from, size_t visible, size_t keys,
                                           size_t HS) {

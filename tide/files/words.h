@@ -121,8 +121,8 @@ static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
 
 // Returns the end of Tekken's word whose letters begin at `at`, or 0. A word is a run of letters
 // that are not small, and then a run of one or more that are no capitals; or, without such letters,
-// the first run alone. As in a regular expression, the first run gives letters back until the second
-// run has one.
+// the first run alone. As in a regular expression, the first run gives letters back to the second
+// until that has one.
 static size_t word_cased(const unsigned char *classes, const char *s, size_t at, size_t n) {
     size_t length, end = at, last = 0;  // last: the end of the last letter that is no capital
     for (int bits, run = WORD_UPPER; end < n; end += length) {
