@@ -91,7 +91,7 @@ typedef struct {
     size_t own_from;      // where the own shard begins in the arena
     size_t own_at, own;   // own shard: begin, all own shards being side by side; length
     size_t param_at;      // begin of its weights in GPT2.params
-    size_t own_param_at;  // begin of the own shard's weights (in ZeRO-3 outside a room)
+    size_t own_param_at;  // where the own shard's weights begin (in ZeRO-3 outside a room)
     size_t grad_at;       // begin of its gradient in GPT2.grads
     int grad_room;        // number of the gradient's room, which segments may share
     int weight_room;      // room to which its weights are copied for each use; -1: none

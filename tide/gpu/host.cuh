@@ -158,9 +158,9 @@ static StreamWaitValue host_wait_value_find(const HostQueue *q) {
     return wait;
 }
 
-// Starts the worker with a team of `threads` threads. If `threads` is 0, the team has this rank's
-// share of the machine's threads; but if the share is above four, one is left to the main thread,
-// which launches the GPU's work (some ms of a step). The worker keeps the address q.
+// Starts the worker with a team of `threads` threads. If `threads` is 0, cpu_threads() says how
+// many; but if these are more than four, one is left to the main thread, which launches the GPU's
+// work (some ms of a step). The worker keeps the address q.
 static void host_queue_open(HostQueue *q, int threads) {
     memset(q, 0, sizeof *q);
     if (rehearsal != NULL) {

@@ -559,7 +559,7 @@ template <int W> struct HeadPart {
 };
 typedef struct { unsigned i, team, half, end; } HeadLane;  // end: half, or 0 if there is no head
 
-// Loops over runs k of a HeadPart; `at`: the run's first channel, counted from its half's begin.
+// Loops over runs k of a HeadPart; `at`: the run's first channel, counted from its half's start.
 #define FOR_RUNS(k, at) UNROLL for (unsigned k = 0, at = lane.i * W; \
     k < HeadPart<W>::N / W && at < lane.end; k++, at = (lane.i + k / 2 * lane.team) * W)
 

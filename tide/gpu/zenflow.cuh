@@ -187,8 +187,8 @@ static void *zen_grad(const GPT2 *g, const Piece *p) {
     return (char *)g->zen->grad + p->grad_at * g->waiting_bytes;
 }
 
-// Queues two works on the complete gradient of segment s in stream `sums`: sums over its columns,
-// if they are needed in this step; a kernel that packs the gradient of its chosen columns.
+// Queues in stream `sums`, for the complete gradient of segment s: sums over its columns, if they
+// are needed in this step; and a kernel that packs the gradient of its chosen columns.
 static void zen_chosen_waits(GPT2 *g, size_t s) {
     const ZenFlow *z = g->zen;
     const bool is_half = g->waiting_bytes == 2;

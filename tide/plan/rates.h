@@ -46,7 +46,7 @@ static double *rate_at(const Rates *rates, int field) { return (double *)rates +
 
 // Reads a file of rates. A rate that is not in the file is 0. If gpu_attention is not in the file,
 // attention's seven products are taken to last as long as six at gpu_flops. Returns false, with the
-// reason in err, if a line has another form, or if there is no rate at all.
+// reason in err, if a line has another form, an unknown or a repeated name, or there is no rate.
 static bool rates_load(Rates *rates, const char *path, Error *err) {
     size_t n = 0, line = 0;
     bool seen[RATE_FIELDS] = {false}, any = false;
