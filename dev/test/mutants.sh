@@ -180,8 +180,7 @@ test_of() {
         *" :: tide/base/vmath.h ::"* | *" :: train_gpt2.c :: "*) echo test_gpt2 ;;
         zero*) echo test_zero_gpu ;;
         *" :: zo."* | *" :: tide/gpu/zo."* | *zo_* | ranks:*) echo test_zo_gpu ;;
-        *"zen "*) echo test_zenflow_gpu ;;
-        *) echo test_placement ;;
+        *) case ${1%% :: *} in *"zen "*) echo test_zenflow_gpu ;; *) echo test_placement ;; esac ;;
     esac
 }
 programs=$(grep -v '^#' list | grep -F -- "${1:-}" | while read -r line; do test_of "$line"; done |
