@@ -82,7 +82,7 @@ typedef struct {
     // Addresses. The trainer sets them once memory is allocated; floatX is its storage type.
     void *params;            // weights in use (floatX); of a layer that the host stores, its copy
     void *weights;           // weights that AdamW updates: `params`, or a copy of them on the host
-    // Where its gradient goes, in this order; an address is NULL if the gradient is never there.
+    // The gradient's addresses, in the order of its way; NULL: the gradient is never there.
     void *made;              // where backward writes it: floatX
     void *grad, *host_grad;  // where it is summed or waits, on GPU and host: floatX or fp32
     void *normed;            // the gradient whose norm the GPU computes

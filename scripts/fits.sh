@@ -6,8 +6,8 @@
 # usage: [TRAINER=./train_gpt2emu] [MODELS="7b 20b"] [CARDS="24 80"] [HOSTS="64 128"]
 #        scripts/fits.sh [OPTION...]
 # Prints a table in Markdown; doc/fits.md has all of it. 5 % of the memory of the card and of the host
-# stay free, for CUDA's context, cuBLASLt and the system. Of micro-batches of 2,048 to 32,768 tokens the
-# fastest that fits is taken. Another column has the small step with less memory of the host, by
+# stay free, for CUDA's context, cuBLASLt and the system. Takes the fastest micro-batch that fits, of
+# 2,048 to 32,768 tokens. Another column has the small step with less memory of the host, by
 # --activations host --clip 0 --moments bf16 (never chosen unasked), if it then fits, or fits a smaller
 # host. The rates are in rates/; that a larger host may have more memory channels is not counted.
 set -eu

@@ -407,7 +407,7 @@ static Task task_view(const Task *all, size_t from, size_t to) {
 // than T inputs is cut. Its prompt loses tokens at the front, but not the token that begins every
 // text. A choice that is still too long loses its end. A conversation loses its last turns first.
 
-// How many tokens of the prompt and of the choice stay; read: the untrained tokens in this choice.
+// Counts the tokens of prompt and choice that stay. read: the untrained tokens in this choice.
 typedef struct { size_t prompt, choice, read; } TaskCut;
 
 static TaskCut task_cut(const Task *t, size_t i, size_t choice, size_t T) {

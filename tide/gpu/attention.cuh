@@ -447,9 +447,9 @@ static unsigned attention_parts(AttentionShape s, size_t room) {
     return parts;
 }
 
-// Returns the head of a block, and sets *tile. Blocks take at_once heads at a time. Of these heads,
-// the tiles with the most work come first (tile `tiles` - 1 of every head, then tile `tiles` - 2,
-// ...), so that the last blocks to start are the shortest.
+// Returns the head of a block, and sets *tile. Blocks take at_once heads at a time, and the
+// tiles of these heads with the most work first (tile `tiles` - 1 of every head, then `tiles` - 2,
+// ...). So the last blocks to start are the shortest.
 __device__ static inline unsigned block_work(unsigned *tile, unsigned block, unsigned tiles,
                                              unsigned heads, unsigned at_once) {
     const unsigned first = block / (tiles * at_once) * at_once;

@@ -830,7 +830,7 @@ __device__ static inline void slope_rows(float (&sum)[Pack<X>::N], X *d, const X
                 g.x[j] *= slope;
             }
             bits_d[k] = narrow<X>(g);
-            forget(&bits_d[k]);  // else the compiler also keeps the old g in registers
+            forget(&bits_d[k]);  // else nvcc rounds twice: in pairs to store, alone to sum
             store_bits(d + i * width, bits_d[k]);
             g = widen<X>(bits_d[k]);
             for (int j = 0; j < Pack<X>::N; j++) sum[j] += g.x[j];

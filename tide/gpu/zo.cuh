@@ -154,7 +154,7 @@ typedef struct {
     cudaEvent_t *left;   // per part: the group is copied to the host
 } ZoSlot;
 
-// What a GPT2 needs besides for zeroth-order training. GPT2.params has the embeddings, the layers
+// The part of a GPT2 for zeroth-order training. GPT2.params has the embeddings, the layers
 // that stay on the GPU, and the tail; GPT2.host_weights has the layers that visit the GPU. For
 // evaluations, GPT2.loss points to the last two numbers of `totals`.
 struct Zo {

@@ -139,7 +139,7 @@ static Prediction predict(Rehearsal *q, const StepMark *marks, int steps, int co
 // ---------------------------------------------------------------------------------------------
 // For people
 
-// What the printed text needs to know of the planned run.
+// The facts of the planned run that are printed.
 typedef struct {
     size_t tokens;           // tokens of a step, on all GPUs
     size_t world;            // GPUs that train together
