@@ -57,7 +57,8 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
     const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
-    const AttentionShape s = attention_shape(B, T, c->heads, config_kv(c), config_head(c));
+    const AttentionShape s =
+        attention_shape(B, T, c->heads, config_kv(c), config_head(c), c->window);
     const float eps = config_eps(c);
     const bool post = c->post_norm;
     Matmul *lt = &g->lt;
@@ -96,7 +97,8 @@ static void layer_backward(GPT2 *g, size_t l) {
     const GPT2Config *c = &g->config;
     const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
     const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
-    const AttentionShape s = attention_shape(B, T, c->heads, config_kv(c), config_head(c));
+    const AttentionShape s =
+        attention_shape(B, T, c->heads, config_kv(c), config_head(c), c->window);
     const bool post = c->post_norm;
     const LayerActs a = layer_acts(g, l);
     const LayerWeights w = layer_weights(g, l);

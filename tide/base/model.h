@@ -489,14 +489,22 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------
 // Arithmetic
 
+// Returns how many tokens of a sequence of T a token sees on average: half of T, or less with a
+// sliding window (0: there is none).
+static double tokens_seen(size_t T, size_t window) {
+    const double all = (double)T, most = window > 0 && window < T ? (double)window : all;
+    return most - most * most / (2 * all);
+}
+
 // Returns the floating-point operations of forward and backward for one token of sequences of T: 6
 // for each weight of a matrix product (so for the head's, but not for embeddings, which are looked
-// up), and 6 T NH HS for each layer: attention's two products with T/2 keys, on average.
+// up), and in each layer those of attention's two products: 12 NH HS for each token that is seen.
 static double gpt2_flops_per_token(const GPT2Config *c, size_t T) {
     const double C = (double)c->channels, A = (double)config_att(c), L = (double)c->layers;
     const double E = (double)config_embed(c), V = (double)c->vocab;
     const double layer = C * (double)(config_qkv(c) + config_att(c) + config_mlp(c) + c->ffn);
-    return 6 * (L * layer + V * E + (c->embed > 0 ? 2 * C * E : 0)) + 6 * L * A * (double)T;
+    return 6 * (L * layer + V * E + (c->embed > 0 ? 2 * C * E : 0)) 
+        + 12 * L * A * tokens_seen(T, c->window);
 }
 
 #endif

@@ -426,20 +426,15 @@ static void added_hide(const Tokenizer *t, int32_t id) {
 // Returns format number `asked`. If CHAT_AUTO: the format whose marks the template `text` has; if
 // text is "": the format whose tokens[1] the tokenizer has. Returns NULL and sets err if none fits.
 static const ChatFormat *chat_find(const Tokenizer *t, int asked, const char *text, Error *err) {
-    static const char *const others[] = {"<｜User｜>", "[SYSTEM_PROMPT]", "<|user|>", "</think>",
-                                         "<start_of_turn>", "<|im_sep|>", "[INST]", ""};
     const bool inst = tokenizer_added(t, "[INST]") != TOKENIZER_NONE;  // then CHAT_FIRST never fits
-    int other = 0;
     if (asked != CHAT_AUTO) return &chat_formats[asked - 1];
     for (const ChatFormat *f = chat_formats; f < chat_formats + CHAT_FORMATS; f++)
         if (*text != '\0' ? chat_fits(f, text) && !(inst && (f->rules & CHAT_FIRST))
                 : f < chat_formats + CHAT_NAMED && f->tokens[1] != NULL
                   && tokenizer_added(t, f->tokens[1]) != TOKENIZER_NONE) return f;
-    while (strstr(text, others[other]) == NULL) other++;
     if (*text != '\0')
-        error_set(err, "the model's chat template is of no format that is known here%s%s: "
-                  "--chat-format chatml, llama3, mistral-v3, mistral or llama2 takes that one "
-                  "instead", *others[other] ? ": it has " : "", others[other]);
+        error_set(err, "the model's chat template is of no known format: --chat-format chatml, "
+                  "llama3, mistral-v3, mistral or llama2 takes that one instead");
     else
         error_set(err, "the tokenizer has none of the tokens <|im_start|>, <|start_header_id|> and "
                   "[INST], which would tell the format of a conversation%s", t->eot < 0

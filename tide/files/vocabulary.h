@@ -291,11 +291,6 @@ static TokenPlace *merge_place(const Tokenizer *t, uint32_t left, uint32_t right
     }
 }
 
-// Returns the rank of the merge of two tokens, its place in the list, or TOKENIZER_NONE.
-static uint32_t tokenizer_rank(const Tokenizer *t, uint32_t left, uint32_t right) {
-    return merge_place(t, left, right, merge_hash(left, right))->place - 1;
-}
-
 // Reads a list of merges, each "left right" or ["left", "right"]. All tokens must be in the
 // vocabulary. file: the name, for messages.
 static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vocabulary,
@@ -343,10 +338,12 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vo
 // Merging
 
 // Adds the pair of the tokens at `left` and `right` to a binary heap, if the list has a merge for
-// it. An item is rank << 32 | left. The smallest item is at the top: of equal pairs, the leftmost.
+// it. An item is rank << 32 | left; the rank is the merge's index in the list. The smallest item is
+// at the top: of equal pairs, the leftmost.
 static void tokenizer_heap_push(const Tokenizer *t, uint64_t *heap, size_t *count,
                                 const uint32_t *ids, size_t left, size_t right) {
-    const uint32_t rank = tokenizer_rank(t, ids[left], ids[right]);
+    const uint32_t a = ids[left], b = ids[right];
+    const uint32_t rank = merge_place(t, a, b, merge_hash(a, b))->place - 1;
     const uint64_t item = (uint64_t)rank << 32 | left;
     if (rank == TOKENIZER_NONE) return;
     size_t i = (*count)++;

@@ -64,18 +64,20 @@ typedef struct {
     unsigned B, T, NH, NKV, HS;
     unsigned group;               // number of query heads that share a key head
     unsigned part;                // query heads of a group that one block sums for dk and dv
-    unsigned width, keys, pitch;  // channels of the query heads, of the key heads, of a row of qkv
+    unsigned width, keys;         // channels of the query heads, of the key heads
+    unsigned window, pitch;       // tokens that a query sees, at most (0: no limit); qkv's row
     float scale, scale2;          // factors of scores: for exp(x), and for 2^x
 } AttentionShape;
 
-static AttentionShape attention_shape(size_t B, size_t T, size_t NH, size_t NKV, size_t HS) {
+static AttentionShape attention_shape(size_t B, size_t T, size_t NH, size_t NKV, size_t HS,
+                                      size_t window = 0) {
     index_32(B * T * (NH + NKV));  // all counts below are smaller: they fit 32 bits
     const unsigned heads = (unsigned)NH, key_heads = (unsigned)NKV, size = (unsigned)HS;
     const float scale = 1.0f / sqrtf((float)HS);
     return AttentionShape{.B = (unsigned)B, .T = (unsigned)T, .NH = heads, .NKV = key_heads,
                           .HS = size, .group = heads / key_heads, .part = heads / key_heads,
                           .width = heads * size, .keys = key_heads * size,
-                          .pitch = (heads + 2 * key_heads) * size,
+                          .window = (unsigned)window, .pitch = (heads + 2 * key_heads) * size,
                           .scale = scale, .scale2 = scale * LOG2_E};
 }
 
@@ -865,7 +867,7 @@ static void attention_forward(X *out,        // (B, T, NH HS)
                               const X *qkv,  // (B, T, (NH + 2 NKV) HS): queries, keys, values
                               const int32_t *begins,  // (B, T); NULL: all are 0
                               AttentionShape s, cudaStream_t stream, bool plain = false) {
-    GPU_TAKES(stream, 2.0 * s.width * s.B * s.T * s.T, gpu_attention);  // without masked scores
+    GPU_TAKES(stream, 4.0 * s.width * s.B * s.T * tokens_seen(s.T, s.window), gpu_attention);
     attention_queries<X, true>(out, lse, NULL, NULL, qkv, begins, s, flash_shared<X>(s, plain),
                                stream);
 }
@@ -878,7 +880,7 @@ static void attention_backward(X *dqkv, size_t room, float *delta /* (B, NH, T) 
                                AttentionShape s, cudaStream_t stream, bool plain = false) {
     const unsigned rows = index_32((size_t)8 * s.B * s.T * s.NH) / 8;
     const size_t shared = flash_shared<X>(s, plain);
-    GPU_TAKES(stream, 5.0 * s.width * s.B * s.T * s.T, gpu_attention);
+    GPU_TAKES(stream, 10.0 * s.width * s.B * s.T * tokens_seen(s.T, s.window), gpu_attention);
     LAUNCH(attention_delta_kernel<X>, ceil_div(rows, 32), 256, 0, stream, delta, dout, out, rows,
            s);
     attention_keys(dqkv, delta, dout, lse, qkv, begins, s, shared, room, stream);
