@@ -9,8 +9,7 @@
 // This file is the twin of train_gpt2.c; a test compares every tensor of the two. Section 2
 // queues a step, and lets streams wait for each other; upload() (gpt2.cuh), weights.cuh,
 // zenflow.cuh, zero.cuh and zo.cuh do so, too. In tide/gpu/, heads.cuh computes logits and loss,
-// layout.cuh plans memory, choose.cuh decides before training. Lessons: doc/mixed_precision.md
-// (fp16), doc/streams.md, doc/offload.md.
+// layout.cuh plans memory. Lessons: doc/mixed_precision.md (fp16), doc/streams.md, doc/offload.md.
 //
 // floatX is the type in which parameters, activations and gradients are stored (gpu.cuh). This file
 // is compiled once for each type: bf16, float, and f16 (run.h scales its gradients). All arithmetic
@@ -55,12 +54,10 @@
 // att_in is x, mlp_in is ln_1; part 3 also makes ln_2 = ln_1 + branch, and out, the norm of ln_2.
 static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights *w) {
     const GPT2Config *c = &g->config;
-    const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
+    const size_t C = c->channels, F = c->ffn, N = a->rows;
     const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
-    const AttentionShape s =
-        attention_shape(B, T, c->heads, config_kv(c), config_head(c), c->window);
+    const AttentionShape s = layer_shape(g);
     const float eps = config_eps(c);
-    const bool post = c->post_norm;
     Matmul *lt = &g->lt;
     cudaStream_t stream = g->compute;
     if (part == 0) {
@@ -83,10 +80,26 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
         activation_forward(a->act, a->fc, N, F, c->activation, stream);
     } else {
         matmul_forward(lt, a->branch, a->act, w->fcproj_w, w->fcproj_b, N, F, C, stream);
-        if (post)
+        if (c->post_norm)
             residual_layernorm_forward(a->ln_2, a->out, a->mean_2, a->rstd_2, a->ln_1, a->branch,
                                        w->ln_2_w, w->ln_2_b, N, C, eps, stream);
     }
+}
+
+// Runs the MLP's backward pass for a->rows rows: dx -> dact -> dfc (both in dwide) -> dc. Writes
+// the gradients of both products' weights or, if `adds`, adds to them.
+template <typename D>
+static void mlp_backward(GPT2 *g, const LayerActs *a, const LayerWeights *w, floatX *d_bias,
+                         D *d_fc, D *d_proj, floatX *dc, const floatX *dx, bool adds) {
+    const GPT2Config *c = &g->config;
+    const size_t C = c->channels, F = c->ffn, M = config_mlp(c), N = a->rows;
+    const bool sloped =
+        matmul_backward(&g->lt, g->dwide, M, d_proj, dx, a->act, w->fcproj_w, N, F, C, g->compute,
+                        c->activation == ACTIVATION_GELU ? a->fc : NULL, NULL, NULL, adds);
+    if (!sloped)
+        activation_backward(g->dwide, d_bias, g->scratch, a->fc, N, F, c->activation, g->compute);
+    matmul_backward(&g->lt, dc, C, d_fc, g->dwide, a->mlp_in, w->fc_w, N, C, M, g->compute, NULL,
+                    sloped ? d_bias : NULL, g->scratch, adds);
 }
 
 // Runs the backward pass of layer l: g->dx is the gradient of its output, on return of its input.
@@ -95,16 +108,14 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
 // a pre-norm layer, the sums for fcproj's bias are in g->scratch: the segment above has made them.
 static void layer_backward(GPT2 *g, size_t l) {
     const GPT2Config *c = &g->config;
-    const size_t C = c->channels, F = c->ffn, B = g->B, T = g->T, N = B * T;
+    const size_t C = c->channels, N = g->B * g->T;
     const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
-    const AttentionShape s =
-        attention_shape(B, T, c->heads, config_kv(c), config_head(c), c->window);
-    const bool post = c->post_norm;
+    const AttentionShape s = layer_shape(g);
+    const bool post = c->post_norm, turns = N > mlp_rows(g);
     const LayerActs a = layer_acts(g, l);
     const LayerWeights w = layer_weights(g, l);
     const LayerWeights d = layer_pointers(g, l, g->grads + g->segment[l + 1].grad_at);  // of w
-    floatX *dwide = g->dwide;
-    floatX *dx = g->dx, *dc = g->branch;
+    floatX *dx = g->dx, *dc = g->branch, *const dwide = g->dwide;
     float *sum = g->scratch;
     Matmul *lt = &g->lt;
     cudaStream_t stream = g->compute;
@@ -117,12 +128,17 @@ static void layer_backward(GPT2 *g, size_t l) {
     } else if (d.fcproj_b != NULL) {
         layernorm_dinp_sum(d.fcproj_b, sum, N, C, stream);  // adds up the segment above's sums
     }
-    // MLP branch: dx -> dact -> dfc (both in dwide) -> dmlp_in (in dc) -> dx
-    const bool sloped = matmul_backward(lt, dwide, M, d.fcproj_w, dx, a.act, w.fcproj_w, N, F, C,
-                                        stream, c->activation == ACTIVATION_GELU ? a.fc : NULL);
-    if (!sloped) activation_backward(dwide, d.fc_b, sum, a.fc, N, F, c->activation, stream);
-    matmul_backward(lt, dc, C, d.fc_w, dwide, a.mlp_in, w.fc_w, N, C, M, stream, NULL,
-                    sloped ? d.fc_b : NULL, sum);
+    // MLP branch: dx -> dmlp_in (in dc) -> dx; with several turns, gradients are summed in fp32
+    float *const fc_sum = g->mlp_sums, *const proj_sum = fc_sum + M * C;
+    for (size_t first = 0; turns && first < N; first += mlp_rows(g)) {
+        const LayerActs turn = acts_rows(g, &a, first);
+        floatX *const to = dc + first * C, *const from = dx + first * C;
+        if (g->choice.recompute == RECOMPUTE_BLOCK) layer_part(g, 2, &turn, &w);
+        mlp_backward(g, &turn, &w, NULL, fc_sum, proj_sum, to, from, first > 0);
+    }
+    if (!turns) mlp_backward(g, &a, &w, d.fc_b, d.fc_w, d.fcproj_w, dc, dx, false);
+    if (turns) round_gradient(d.fc_w, fc_sum, M * C, stream);
+    if (turns) round_gradient(d.fcproj_w, proj_sum, c->ffn * C, stream);
     if (post) {
         residual_forward(dc, dx, N * C, stream);
         stream_zero(dx, N * C * sizeof(floatX), stream);
@@ -177,7 +193,13 @@ static void forward_segment(GPT2 *g, size_t s) {
     else if (!post)
         residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, sum, g->branch, w.ln_1_w,
                                    w.ln_1_b, N, C, eps, stream);
-    for (int part = 0; part < LAYER_PARTS; part++) layer_part(g, part, &a, &w);
+    layer_part(g, 0, &a, &w);
+    layer_part(g, 1, &a, &w);
+    for (size_t first = 0; first < N; first += mlp_rows(g)) {
+        const LayerActs turn = acts_rows(g, &a, first);
+        layer_part(g, 2, &turn, &w);
+        layer_part(g, 3, &turn, &w);
+    }
     layer_passes(g, false);
 }
 
@@ -195,8 +217,9 @@ static void recompute(GPT2 *g, size_t l) {
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, eps,
                           g->compute);
     if (g->choice.recompute == RECOMPUTE_BLOCK) {
-        // backward does not read the result of the last part of pre-norm layers
-        for (int part = 0; part < LAYER_PARTS - !post; part++) layer_part(g, part, &a, &w);
+        // backward reads no result of a pre-norm layer's part 3; in turns, it runs part 2 itself
+        const int parts = N > mlp_rows(g) ? 2 : LAYER_PARTS - !post;
+        for (int part = 0; part < parts; part++) layer_part(g, part, &a, &w);
         layer_passes(g, false);
         return;
     }
@@ -791,8 +814,6 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     zo_open(g, r);
     g->zero = zero_open(r);
     gpt2_follow(g, r, zero_stage(g->zero));
-    if (o->weights == WEIGHTS_HOST && g->weights == WEIGHTS_GPU && !r->only_sampling)
-        printf("without training, all weights are on the GPU\n");
     g->shards = g->zero == NULL ? gpt2_shards_all(&g->table)
               : zero_shards(&g->table, r->world, r->rank, g->zero->rows);
     return settle(g, r);

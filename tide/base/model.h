@@ -442,27 +442,27 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
 
 // The activations of a layer, in the order in which they are in the memory of a GPU. Columns: name,
 // elements per token (0: there is none), whether they are fp32 (else of the type of the trainer),
-// and the strongest --recompute that keeps them. Activations that are kept by a stronger
-// --recompute, too, are first.
+// the strongest --recompute that keeps them, and whether the MLP takes turns with them (mlp_rows()).
+// Activations that are kept by a stronger --recompute, too, are first.
 #define LAYER_ACTIVATIONS(ACT, c) \
-    ACT(qkv, config_qkv(c), false, RECOMPUTE_LIGHT) \
-    ACT(atty, config_att(c), false, RECOMPUTE_LIGHT) \
-    ACT(lse, (c)->heads, true, RECOMPUTE_LIGHT) \
-    ACT(qk, (c)->qk_norm ? config_qk(c) : 0, false, RECOMPUTE_LIGHT) \
-    ACT(qk_rstd, (c)->qk_norm ? (c)->heads + config_kv(c) : 0, true, RECOMPUTE_LIGHT) \
-    ACT(mid, (c)->channels, false, RECOMPUTE_LIGHT) \
-    ACT(fc, config_mlp(c), false, RECOMPUTE_LIGHT) \
-    ACT(mean_1, !(c)->rms, true, RECOMPUTE_LIGHT) \
-    ACT(rstd_1, 1, true, RECOMPUTE_LIGHT) \
-    ACT(mean_2, !(c)->rms, true, RECOMPUTE_LIGHT) \
-    ACT(rstd_2, 1, true, RECOMPUTE_LIGHT) \
-    ACT(ln_1, (c)->channels, false, RECOMPUTE_NONE) \
-    ACT(ln_2, (c)->channels, false, RECOMPUTE_NONE) \
-    ACT(act, (c)->ffn, false, RECOMPUTE_NONE)
+    ACT(qkv, config_qkv(c), false, RECOMPUTE_LIGHT, false) \
+    ACT(atty, config_att(c), false, RECOMPUTE_LIGHT, false) \
+    ACT(lse, (c)->heads, true, RECOMPUTE_LIGHT, false) \
+    ACT(qk, (c)->qk_norm ? config_qk(c) : 0, false, RECOMPUTE_LIGHT, false) \
+    ACT(qk_rstd, (c)->qk_norm ? (c)->heads + config_kv(c) : 0, true, RECOMPUTE_LIGHT, false) \
+    ACT(mid, (c)->channels, false, RECOMPUTE_LIGHT, false) \
+    ACT(fc, config_mlp(c), false, RECOMPUTE_LIGHT, true) \
+    ACT(mean_1, !(c)->rms, true, RECOMPUTE_LIGHT, false) \
+    ACT(rstd_1, 1, true, RECOMPUTE_LIGHT, false) \
+    ACT(mean_2, !(c)->rms, true, RECOMPUTE_LIGHT, false) \
+    ACT(rstd_2, 1, true, RECOMPUTE_LIGHT, false) \
+    ACT(ln_1, (c)->channels, false, RECOMPUTE_NONE, false) \
+    ACT(ln_2, (c)->channels, false, RECOMPUTE_NONE, false) \
+    ACT(act, (c)->ffn, false, RECOMPUTE_NONE, true)
 
 // A row of the table, without its name.
-typedef struct { size_t width; bool f32; int kept; } LayerAct;
-#define ACT_ROW(name, width, f32, kept) {width, f32, kept},
+typedef struct { size_t width; bool f32; int kept; bool turns; } LayerAct;
+#define ACT_ROW(name, width, f32, kept, turns) {width, f32, kept, turns},
 
 #define ACT_COUNT(...) + 1
 enum { LAYER_ACTS = 0 LAYER_ACTIVATIONS(ACT_COUNT, 0) };

@@ -32,7 +32,6 @@ typedef struct {
     int32_t ids[5];                 // the ids of format->tokens; ids[0] ends a turn
     bool has_template;              // the model's files have a chat template
     bool tools;                     // the template has turns of tools
-    bool drops;                     // the template leaves out an empty system message
     const char *system;             // the template's default system message; NULL: none
     bool unread;                    // the template seems to have a default that we cannot read
     char front[96];                 // stands in front of every system message
@@ -251,11 +250,10 @@ static void write_llama2(ChatWriter *w, const ChatMessage *m) {
     }
 }
 
-// <|ROLE|>\nTEXT</s>\n. Phi-3 has <|end|> instead of </s>.
+// <|ROLE|>\nTEXT</s>\n
 static void write_zephyr(ChatWriter *w, const ChatMessage *m) {
-    if (w->chat->drops && m->role == CHAT_SYSTEM && m->n == 0) return;
     chat_put(w, "<|%s|>\n", chat_roles[m->role]);
-    chat_text(w, m, "", w->chat->format->tokens[0]);
+    chat_text(w, m, "", "</s>");
     if (m->text != NULL) chat_put(w, "\n");
 }
 
@@ -321,13 +319,7 @@ static const ChatFormat chat_formats[] = {  // in the order of their numbers
      .marks = {"'<|user|>\n' + message['content'] + eos_token }}\n",
                "'<|assistant|>\n'  + message['content'] + eos_token }}\n",
                "'<|system|>\n' + message['content'] + eos_token }}\n", "{{ '<|assistant|>' }}\n"},
-     .tokens = {"</s>"}},
-    {.name = "phi3", .write = write_zephyr,
-     .marks = {"'<|user|>\n' + message['content'] + '<|end|>\n'}}",
-               "'<|assistant|>\n' + message['content'] + '<|end|>\n'}}",
-               "'<|system|>\n' + message['content'] + '<|end|>\n'}}", "{{ '<|assistant|>\n' }}",
-               "!bos_token"},
-     .tokens = {"<|end|>", "<|user|>", "<|assistant|>", "<|system|>"}}};
+     .tokens = {"</s>"}}};
 enum { CHAT_FORMATS = sizeof chat_formats / sizeof chat_formats[0] };
 
 // Llama-3.1's template begins each system message with this line and a date, and gives each
@@ -469,7 +461,6 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
     if (fits) {
         chat_default(chat, text);
         chat->tools = f->tools != NULL && chat_has(text, f->tools);
-        chat->drops = chat_has(text, "'system' and message['content']");
         if (now != 0 && chat_has(text, "strftime_now('%d %b %Y')"))
             strftime(today, sizeof today, "%d %b %Y", localtime(&now));
         if (f->write == write_llama3 && strstr(text, CHAT_KNOWLEDGE) != NULL) {

@@ -507,20 +507,8 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
 }
 
 // Finds the directory of the model at `path`: path itself, or the directory of a .safetensors file.
-// If path is a model's root in the hub's cache: the snapshot that refs/main names, or the only one.
 static void model_directory(const char *path, char dir[PATH_MAX]) {
-    char ref[PATH_MAX], revision[64];
-    glob_t found = {0};
     snprintf(dir, PATH_MAX, "%s", path);
-    path_join(ref, path, "refs/main");
-    FILE *f = fopen(ref, "re");
-    if (f != NULL && fscanf(f, "%63[0-9a-f]", revision) == 1)
-        snprintf(dir, PATH_MAX, "%.4000s/snapshots/%s", path, revision);
-    path_join(ref, path, "snapshots/*");
-    if (f == NULL && glob(ref, 0, NULL, &found) == 0 && found.gl_pathc == 1)
-        snprintf(dir, PATH_MAX, "%s", found.gl_pathv[0]);
-    globfree(&found);
-    if (f != NULL) fclose(f);
     if (path_is_directory(path)) return;
     char *slash = strrchr(dir, '/');
     if (slash == NULL) snprintf(dir, PATH_MAX, ".");

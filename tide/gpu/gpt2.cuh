@@ -46,6 +46,7 @@ struct LayerActs {
     floatX *branch;                   // (N, C)  the branch's result, to be added to the stream
     floatX *out;                      // (N, C)  post-norm layers: their output
     bool turned;                      // q and k are rotated by their positions
+    size_t rows;                      // N; or, for parts 2 and 3, how many rows: see acts_rows()
     // aliases, set by layer_order(): inputs of attention and MLP; mean and 1/std of `mid`
     floatX *att_in, *mlp_in; float *mid_mean, *mid_rstd;
 };
@@ -233,7 +234,8 @@ struct GPT2 {
     floatX *cache;                               // (L, window, 2, NKV HS): see cache.cuh
     floatX *branch;                              // (N, C): output of attention or MLP; backward:
                                                  // (N, wider of C and NH HS), its gradient
-    floatX *dx, *dwide;                          // backward: (N, C), (N, wider of Q and M)
+    floatX *dx, *dwide;                          // backward: (N, C), see wide_elements()
+    float *mlp_sums;                             // (M, C), (C, F): gradients, if N > mlp_rows()
     float *delta;                                // backward: (B, NH, T)
     float *scratch;                              // partial sums of weight gradients over rows
     double *norm_sums, *run_sums;                // sums of squares: per block, per 1024 blocks
@@ -270,6 +272,25 @@ enum { HEAD_ROWS = 4096 };               // enough to keep the GPU busy: 400 MB 
 #ifndef WIRE_CHUNK  // tests choose a smaller one
 #define WIRE_CHUNK ((size_t)1 << 22)     // elements of a copy of a gradient in fp32
 #endif
+
+#ifndef MLP_ROWS  // tests choose fewer
+#define MLP_ROWS ((size_t)1 << 14)
+#endif
+
+// Returns how many rows an MLP computes at a time. In a micro-batch of more than 2 MLP_ROWS rows, a
+// gated MLP without biases takes turns: only one turn's activations are in memory if backward makes
+// them again, and gradients of weights are summed in fp32, in the same order with any --recompute.
+static size_t mlp_rows(const GPT2 *g) {
+    const bool plain = !config_gated(&g->config) || config_biased(&g->config, BIAS_MLP);
+    const size_t N = g->max_B * g->max_T;
+    return plain || N <= 2 * MLP_ROWS ? N : MLP_ROWS;
+}
+
+// Returns how many elements of dwide N rows need: for dqkv, and for one turn of the MLP.
+static size_t wide_elements(const GPT2 *g, size_t N) {
+    const GPT2Config *c = &g->config;
+    return max_size(N * config_qkv(c), min_size(N, mlp_rows(g)) * config_mlp(c));
+}
 
 // Returns the number of the segment that is updated as the i-th.
 static int update_order(const GPT2 *g, int i) {
@@ -328,6 +349,11 @@ static bool shares_acts(const GPT2 *g) {
     return !g->training || g->choice.recompute >= RECOMPUTE_LIGHT;
 }
 
+// Does backward, if there is one, compute the MLP's activations again?
+static bool mlp_again(const GPT2 *g) {
+    return !g->training || g->choice.recompute == RECOMPUTE_BLOCK;
+}
+
 static ActsPlace acts_place(const GPT2 *g) {
     const LayerAct act[] = {LAYER_ACTIVATIONS(ACT_ROW, &g->config)};
     const size_t N = g->max_B * g->max_T;
@@ -336,8 +362,9 @@ static ActsPlace acts_place(const GPT2 *g) {
     p.entry = round_up(N * g->config.channels * sizeof(floatX), 256);
     for (int k = 0; k < LAYER_ACTS; k++) {
         const size_t size = act[k].f32 ? sizeof(float) : sizeof(floatX);
+        const size_t rows = act[k].turns && mlp_again(g) ? min_size(N, mlp_rows(g)) : N;
         p.shared[k] = !g->training || g->choice.recompute > act[k].kept;
-        p.bytes[k] = round_up(N * act[k].width * size, 256);
+        p.bytes[k] = round_up(rows * act[k].width * size, 256);
         p.at[k] = sizes[p.shared[k]];
         sizes[p.shared[k]] += p.bytes[k];
     }
@@ -363,8 +390,8 @@ static size_t layer_cache(const GPT2 *g) {
 
 // Returns how many floats the backward pass of attention may overwrite, after dqkv in g->dwide.
 static size_t attention_room(const GPT2 *g) {
-    const size_t free_width = config_wide(&g->config) - config_qkv(&g->config);
-    return g->B * g->T * free_width * sizeof(floatX) / sizeof(float);
+    const size_t N = g->B * g->T, used = N * config_qkv(&g->config);
+    return (wide_elements(g, N) - used) * sizeof(floatX) / sizeof(float);
 }
 
 static LayerActs layer_acts(const GPT2 *g, size_t l) {
@@ -382,8 +409,26 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     a.branch = g->branch;
     a.out = layer_input(g, l + 1);
     a.turned = config_turns(&g->config, l);
+    a.rows = g->B * g->T;
     layer_order(&a, &g->config);
     return a;
+}
+
+// Returns the activations of a turn of the MLP, which begins at row `first`.
+static LayerActs acts_rows(const GPT2 *g, const LayerActs *all, size_t first) {
+    const size_t C = g->config.channels, stored = mlp_again(g) ? 0 : first;
+    LayerActs a = *all;
+    a.rows = min_size(mlp_rows(g), all->rows - first);
+    a.mlp_in += first * C;
+    a.branch += first * C;
+    a.fc += stored * config_mlp(&g->config);
+    a.act += stored * g->config.ffn;
+    return a;
+}
+
+static AttentionShape layer_shape(const GPT2 *g) {
+    const GPT2Config *c = &g->config;
+    return attention_shape(g->B, g->T, c->heads, config_kv(c), config_head(c), c->window);
 }
 
 // Sets the addresses of each piece, once memory is allocated. ZenFlow's pieces have packed state;

@@ -406,6 +406,7 @@ static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     a.ln_1 = post ? atty : zo->ln;
     a.branch = zo->ln;
     a.turned = config_turns(&g->config, l);
+    a.rows = N;
     a.mean_1 = a.mean_2 = zo->mean;
     a.rstd_1 = a.rstd_2 = zo->rstd;
     a.qkv = zo->qkv;

@@ -382,42 +382,6 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
 // ---------------------------------------------------------------------------------------------
 // The command line
 
-// Returns the number of changes that turn the n bytes at a into b (Levenshtein 1966), or a number
-// above `most` if it is larger. _ counts as -.
-static size_t edit_distance(const char *a, size_t n, const char *b, size_t most) {
-    for (; n > 0 && *b != '\0' && (*a == '_' ? '-' : *a) == *b; n--, a++) b++;
-    if (n == 0 || *b == '\0' || most == 0) return n > strlen(b) ? n : strlen(b);
-    const size_t changed = edit_distance(a + 1, n - 1, b + 1, most - 1);
-    const size_t less = edit_distance(a + 1, n - 1, b, most - 1);
-    const size_t more = edit_distance(a, n, b + 1, most - 1);
-    return 1 + min_size(changed, min_size(less, more));
-}
-
-// Refuses an unknown option, and proposes a similar one. arg begins with dashes.
-static void unknown_option(const char *arg) {
-    const char *name = arg + strspn(arg, "-"), *nearest = NULL;
-    size_t n = strcspn(name, "="), best = 5;  // a similar name needs at most 4 changes
-    char words[64], key[64];
-    snprintf(words, sizeof words, " %.*s", n < sizeof words ? (int)n : 0, name);
-    for (char *c = words; *c != '\0'; c++) if (*c == '-' || *c == '_') *c = ' ';
-    for (int i = 0; i < OPTION_COUNT; i++) {
-        const char *known = option_table[i].name;
-        if (option_table[i].type == O_TITLE) continue;
-        const size_t first = strcspn(name, "-_=");  // the first word, as in --batch-size
-        size_t d = edit_distance(name, n, known, 4);
-        if (d > 1 && 2 * d >= n) d = best;  // half of the name would change: --lora is not --lr
-        snprintf(key, sizeof key, " %s", known);  // finds --seq for --max-seq-length
-        if (d > 2 && known[2] != '\0' && strstr(words, key) != NULL) d = 2;
-        if (d > 2 && first >= 3 && strncmp(known, name, first) == 0) d = 2;
-        if (d > 2 && first < n && strstr(option_table[i].help, words + 1) != NULL)
-            d = 2;  // finds --lr, whose help has these words, for --learning-rate
-        if (d < best) { best = d; nearest = known; }
-    }
-    int shown = name + n - arg > 60 ? 60 : (int)(name + n - arg);
-    if (nearest == NULL) die("unknown option %.*s; see --help all", shown, arg);
-    die("unknown option %.*s; did you mean --%s?", shown, arg, nearest);
-}
-
 // Refuses options whose flags belong to another optimizer or mode.
 static void options_check_flags(const Options *o) {
     const bool mezo = o->optimizer == OPTIMIZER_MEZO, zenflow = o->offload == OFFLOAD_ZENFLOW;
@@ -570,7 +534,7 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
                 "--data FILE", arg);
         const char *name = arg + 2, *value = arg[1] == '-' ? strchr(name, '=') : NULL;
         const int row = arg[1] == '-' ? option_find(name, strcspn(name, "=")) : -1;
-        if (row < 0) unknown_option(arg);
+        if (row < 0) die("unknown option %.60s; see --help all", arg);
         const Option *opt = &option_table[row];
         if (opt->type == O_FLAG) {
             const char *next = value != NULL ? value + 1 : argv[i + 1];

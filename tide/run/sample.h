@@ -208,26 +208,16 @@ static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size
     sample_check(s, "conversation");
 }
 
-// Reads a user's turn of *n bytes: a line of the standard input. If it ends with \, the turn goes
-// on in the next line. Returns NULL at the end of the input.
+// Reads a user's turn of *n bytes: a line of the standard input. Returns NULL at the end of input.
 static char *chat_turn(bool terminal, size_t *n) {
-    char *text = NULL, *line = NULL;
+    char *line = NULL;
     size_t space = 0;
-    bool any = false;
-    FILE *f = text_open(&text, n);
-    for (bool more = true; more; any = true) {
-        if (terminal) printf(any ? "  " : "> ");
-        fflush(stdout);
-        if (getline(&line, &space, stdin) < 0) break;
-        const size_t length = strcspn(line, "\r\n");
-        more = length > 0 && line[length - 1] == '\\';
-        if (more) line[length - 1] = '\n';
-        fwrite(line, 1, length, f);
-    }
-    text_close(f);
+    if (terminal) printf("> ");
+    fflush(stdout);
+    const bool ends = getline(&line, &space, stdin) < 0;
+    *n = ends ? 0 : strcspn(line, "\r\n");
+    if (!ends) return line;
     free(line);
-    if (any) return text;
-    free(text);
     return NULL;
 }
 
@@ -246,7 +236,6 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
     s.end = chat->ids[0];
     s.stop = stop;
     if (system) m[count++] = (ChatMessage){CHAT_SYSTEM, o->prompt, strlen(o->prompt)};
-    if (terminal) printf("(a line that ends with \\ goes on in the next one)\n");
     while (*stop == 0 && (text = chat_turn(terminal, &length)) != NULL) {
         const ChatMessage turn[2] = {{CHAT_USER, text, length}, {CHAT_ASSISTANT, NULL, 0}};
         if (encode_white(chat->t, text, length, false, true) == length) {
