@@ -32,6 +32,7 @@ typedef struct {
     int32_t ids[5];                 // the ids of format->tokens; ids[0] ends a turn
     bool has_template;              // the model's files have a chat template
     bool tools;                     // the template has turns of tools
+    bool drops;                     // the template leaves out an empty system message
     const char *system;             // the template's default system message; NULL: none
     bool unread;                    // the template seems to have a default that we cannot read
     char front[96];                 // stands in front of every system message
@@ -250,10 +251,11 @@ static void write_llama2(ChatWriter *w, const ChatMessage *m) {
     }
 }
 
-// <|ROLE|>\nTEXT</s>\n
+// <|ROLE|>\nTEXT</s>\n. Phi-3 has <|end|> instead of </s>.
 static void write_zephyr(ChatWriter *w, const ChatMessage *m) {
+    if (w->chat->drops && m->role == CHAT_SYSTEM && m->n == 0) return;
     chat_put(w, "<|%s|>\n", chat_roles[m->role]);
-    chat_text(w, m, "", "</s>");
+    chat_text(w, m, "", w->chat->format->tokens[0]);
     if (m->text != NULL) chat_put(w, "\n");
 }
 
@@ -319,7 +321,13 @@ static const ChatFormat chat_formats[] = {  // in the order of their numbers
      .marks = {"'<|user|>\n' + message['content'] + eos_token }}\n",
                "'<|assistant|>\n'  + message['content'] + eos_token }}\n",
                "'<|system|>\n' + message['content'] + eos_token }}\n", "{{ '<|assistant|>' }}\n"},
-     .tokens = {"</s>"}}};
+     .tokens = {"</s>"}},
+    {.name = "phi3", .write = write_zephyr,
+     .marks = {"'<|user|>\n' + message['content'] + '<|end|>\n'}}",
+               "'<|assistant|>\n' + message['content'] + '<|end|>\n'}}",
+               "'<|system|>\n' + message['content'] + '<|end|>\n'}}", "{{ '<|assistant|>\n' }}",
+               "!bos_token"},
+     .tokens = {"<|end|>", "<|user|>", "<|assistant|>", "<|system|>"}}};
 enum { CHAT_FORMATS = sizeof chat_formats / sizeof chat_formats[0] };
 
 // Llama-3.1's template begins each system message with this line and a date, and gives each
@@ -418,15 +426,20 @@ static void added_hide(const Tokenizer *t, int32_t id) {
 // Returns format number `asked`. If CHAT_AUTO: the format whose marks the template `text` has; if
 // text is "": the format whose tokens[1] the tokenizer has. Returns NULL and sets err if none fits.
 static const ChatFormat *chat_find(const Tokenizer *t, int asked, const char *text, Error *err) {
+    static const char *const others[] = {"<｜User｜>", "[SYSTEM_PROMPT]", "<|user|>", "</think>",
+                                         "<start_of_turn>", "<|im_sep|>", "[INST]", ""};
     const bool inst = tokenizer_added(t, "[INST]") != TOKENIZER_NONE;  // then CHAT_FIRST never fits
+    int other = 0;
     if (asked != CHAT_AUTO) return &chat_formats[asked - 1];
     for (const ChatFormat *f = chat_formats; f < chat_formats + CHAT_FORMATS; f++)
         if (*text != '\0' ? chat_fits(f, text) && !(inst && (f->rules & CHAT_FIRST))
                 : f < chat_formats + CHAT_NAMED && f->tokens[1] != NULL
                   && tokenizer_added(t, f->tokens[1]) != TOKENIZER_NONE) return f;
+    while (strstr(text, others[other]) == NULL) other++;
     if (*text != '\0')
-        error_set(err, "the model's chat template is of no known format: --chat-format chatml, "
-                  "llama3, mistral-v3, mistral or llama2 takes that one instead");
+        error_set(err, "the model's chat template is of no format that is known here%s%s: "
+                  "--chat-format chatml, llama3, mistral-v3, mistral or llama2 takes that one "
+                  "instead", *others[other] ? ": it has " : "", others[other]);
     else
         error_set(err, "the tokenizer has none of the tokens <|im_start|>, <|start_header_id|> and "
                   "[INST], which would tell the format of a conversation%s", t->eot < 0
@@ -461,6 +474,7 @@ static bool chat_open(Chat *chat, const Tokenizer *t, int asked, int32_t begin, 
     if (fits) {
         chat_default(chat, text);
         chat->tools = f->tools != NULL && chat_has(text, f->tools);
+        chat->drops = chat_has(text, "'system' and message['content']");
         if (now != 0 && chat_has(text, "strftime_now('%d %b %Y')"))
             strftime(today, sizeof today, "%d %b %Y", localtime(&now));
         if (f->write == write_llama3 && strstr(text, CHAT_KNOWLEDGE) != NULL) {

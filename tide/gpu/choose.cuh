@@ -412,8 +412,8 @@ static OffloadLeast choose_least(GPT2 *g, Run *r, size_t limit, size_t host_limi
     return least;
 }
 
-// Tries other options, and prints those with which the run fits. Returns whether there are any.
-static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates, FILE *f) {
+// Tries other options, and prints those with which the run fits.
+static void refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates, FILE *f) {
     const Run asked = *r;
     const int again = asked.o.recompute;
     const bool kept = again == RECOMPUTE_NONE || again == RECOMPUTE_LIGHT;
@@ -448,7 +448,6 @@ static bool refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
         }
         *r = asked;
     }
-    return joint != first;
 }
 
 // Ends a run that does not fit. Prints the smallest memory that is enough, the plan with this
@@ -475,23 +474,13 @@ static void refuse(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rate
                 host ? "host" : "GPU", size_text(there, false).text,
                 host ? "available, or --host-memory" : "free, or --gpu-memory");
     }
-    const bool other = refuse_ways(g, r, limit, host_limit, rates, f);
+    refuse_ways(g, r, limit, host_limit, rates, f);
     const size_t gpu = both || need.host == SIZE_MAX ? need.gpu : limit;
     const size_t host = need.host == SIZE_MAX ? host_limit : need.host;
     text_close(f);
     choose(g, r, gpu, host, rates);
     if (!r->only_sampling) gpt2_print(g, r, limit, host_limit);
-    bool mezo = !other && g->training && r->world == 1 && !r->o.resume
-             && r->o.dump == NULL
-             && (r->o.offload == OFFLOAD_NONE || !option_given(&r->o, "offload"));
-    for (int i = 0; i < OPTION_COUNT; i++)  // MeZO does not take first-order options (O_FO)
-        mezo &= !(r->o.given[i] && (option_table[i].flags & O_FO));
-    if (mezo) {
-        r->o.optimizer = OPTIMIZER_MEZO;
-        zo_open(g, r);
-        mezo = choose(g, r, limit, host_limit, rates);
-    }
-    die("this run needs %s%s", text, mezo ? "; --optimizer mezo, forward passes alone, fits" : "");
+    die("this run needs %s", text);
 }
 
 // Prints the last line of a plan: how much memory and disk the run takes.

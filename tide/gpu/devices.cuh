@@ -21,8 +21,6 @@ static const Device device_table[] = {
     {"A100-PCIE-40GB",      312,   19.5, 1555},
     {"A100-SXM4-80GB",      312,   19.5, 2039},
     {"A100 80GB PCIe",      312,   19.5, 1935},
-    {"A800-SXM4-80GB",      312,   19.5, 2039},
-    {"A800 80GB PCIe",      312,   19.5, 1935},
     // NVIDIA A30, A10, A40 and RTX A6000 data sheets
     {"A30",                 165,   10.3, 933},
     {"A10",                 125,   31.2, 600},
@@ -37,16 +35,13 @@ static const Device device_table[] = {
     {"H100 80GB HBM3",      989.4, 67,   3350},
     {"H100 PCIe",           756,   51,   2000},
     {"H100 NVL",            835.5, 60,   3900},
-    {"H800",                989.4, 67,   3350},
     {"H200",                989.4, 67,   4800},
     {"H200 NVL",            835.5, 60,   4800},
     {"GH200 480GB",         989.4, 67,   4000},
     {"GH200 144G HBM3e",    989.4, 67,   4900},
     // Blackwell architecture technical brief, table 3, and the HGX and GB200 data sheets
-    {"B100",                1750,  60,   8000},
     {"B200",                2250,  75,   7700},
     {"GB200",               2500,  80,   8000},
-    {"B300 SXM6 AC",        2250,  75,   8000},
     // RTX PRO Blackwell architecture whitepaper; the Max-Q and Server editions are slower
     {"RTX PRO 6000 Blackwell Workstation Edition",       503.8, 126, 1792},
     // GA102 architecture whitepaper, and GeForce RTX 3090 Ti specifications

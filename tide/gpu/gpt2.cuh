@@ -349,20 +349,16 @@ static bool shares_acts(const GPT2 *g) {
     return !g->training || g->choice.recompute >= RECOMPUTE_LIGHT;
 }
 
-// Does backward, if there is one, compute the MLP's activations again?
-static bool mlp_again(const GPT2 *g) {
-    return !g->training || g->choice.recompute == RECOMPUTE_BLOCK;
-}
-
 static ActsPlace acts_place(const GPT2 *g) {
     const LayerAct act[] = {LAYER_ACTIVATIONS(ACT_ROW, &g->config)};
     const size_t N = g->max_B * g->max_T;
+    const bool one_turn = !g->training || g->choice.recompute == RECOMPUTE_BLOCK;
     size_t sizes[2] = {0, 0};  // bytes of a layer's own activations, and of shared activations
     ActsPlace p;
     p.entry = round_up(N * g->config.channels * sizeof(floatX), 256);
     for (int k = 0; k < LAYER_ACTS; k++) {
         const size_t size = act[k].f32 ? sizeof(float) : sizeof(floatX);
-        const size_t rows = act[k].turns && mlp_again(g) ? min_size(N, mlp_rows(g)) : N;
+        const size_t rows = act[k].turns && one_turn ? min_size(N, mlp_rows(g)) : N;
         p.shared[k] = !g->training || g->choice.recompute > act[k].kept;
         p.bytes[k] = round_up(rows * act[k].width * size, 256);
         p.at[k] = sizes[p.shared[k]];
@@ -416,7 +412,8 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
 
 // Returns the activations of a turn of the MLP, which begins at row `first`.
 static LayerActs acts_rows(const GPT2 *g, const LayerActs *all, size_t first) {
-    const size_t C = g->config.channels, stored = mlp_again(g) ? 0 : first;
+    const bool one_turn = !g->training || g->choice.recompute == RECOMPUTE_BLOCK;
+    const size_t C = g->config.channels, stored = one_turn ? 0 : first;
     LayerActs a = *all;
     a.rows = min_size(mlp_rows(g), all->rows - first);
     a.mlp_in += first * C;

@@ -132,22 +132,11 @@ static void tune_open(Tune *t, const char *file, bool measures) {
 
 // Prints how many products have been measured or are missing, if the numbers have changed.
 static void tune_print(Tune *t) {
-    double first = 0, best = 0;
-    int better = 0;
     if (t->measured + t->missing == t->told) return;
     t->told = t->measured + t->missing;
-    if (t->measured == 0) {
-        printf("--tune %s lacks products of this run, which take their first algorithms: one "
-               "process alone measures them\n", t->file);
-        return;
-    }
-    for (int i = t->count - t->measured; i < t->count; i++) {
-        first += t->list[i].first_us;
-        best += t->list[i].us;
-        better += t->list[i].number > 0;
-    }
-    printf("--tune %s: %d products measured, %d are %.1f %% faster than with their first algorithms"
-           "\n", t->file, t->measured, better, 100 * (first / best - 1));
+    if (t->measured > 0) printf("--tune %s: %d products measured\n", t->file, t->measured);
+    else printf("--tune %s lacks products of this run, which take their first algorithms: one "
+                "process alone measures them\n", t->file);
 }
 
 #endif

@@ -382,6 +382,25 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
 // ---------------------------------------------------------------------------------------------
 // The command line
 
+// Refuses an unknown option. Proposes the first option that is a word of the name, as in
+// --batch-size, or begins with it, or whose help has its words, as for --learning-rate.
+static void unknown_option(const char *arg) {
+    const char *name = arg + strspn(arg, "-");
+    char words[64], key[64];
+    snprintf(words, sizeof words, " %.*s", (int)min_size(strcspn(name, "="), 60), name);
+    for (char *c = words; *c != '\0'; c++) if (*c == '-' || *c == '_') *c = ' ';
+    const bool several = strchr(words + 1, ' ') != NULL;
+    for (const Option *opt = option_table; opt < option_table + OPTION_COUNT; opt++) {
+        if (opt->type == O_TITLE) continue;
+        snprintf(key, sizeof key, " %s", opt->name);
+        for (char *c = key; *c != '\0'; c++) if (*c == '-') *c = ' ';
+        if (strstr(words, key) != NULL || strncmp(key, words, strlen(words)) == 0
+            || (several && strstr(opt->help, words + 1) != NULL))
+            die("unknown option %.60s; did you mean --%s?", arg, opt->name);
+    }
+    die("unknown option %.60s; see --help all", arg);
+}
+
 // Refuses options whose flags belong to another optimizer or mode.
 static void options_check_flags(const Options *o) {
     const bool mezo = o->optimizer == OPTIMIZER_MEZO, zenflow = o->offload == OFFLOAD_ZENFLOW;
@@ -534,7 +553,7 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
                 "--data FILE", arg);
         const char *name = arg + 2, *value = arg[1] == '-' ? strchr(name, '=') : NULL;
         const int row = arg[1] == '-' ? option_find(name, strcspn(name, "=")) : -1;
-        if (row < 0) die("unknown option %.60s; see --help all", arg);
+        if (row < 0) unknown_option(arg);
         const Option *opt = &option_table[row];
         if (opt->type == O_FLAG) {
             const char *next = value != NULL ? value + 1 : argv[i + 1];
