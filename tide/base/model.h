@@ -442,8 +442,8 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
 
 // The activations of a layer, in the order in which they are in the memory of a GPU. Columns: name,
 // elements per token (0: there is none), whether they are fp32 (else of the type of the trainer),
-// the strongest --recompute that keeps them, and whether the MLP takes turns with them (mlp_rows()).
-// Activations that are kept by a stronger --recompute, too, are first.
+// the strongest --recompute that keeps them, whether they are the MLP's, which may take turns
+// (mlp_rows()). Activations that are kept by a stronger --recompute, too, are first.
 #define LAYER_ACTIVATIONS(ACT, c) \
     ACT(qkv, config_qkv(c), false, RECOMPUTE_LIGHT, false) \
     ACT(atty, config_att(c), false, RECOMPUTE_LIGHT, false) \
