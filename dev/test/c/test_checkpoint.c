@@ -361,8 +361,9 @@ static void test_config_accepts(void) {
          "'rope_parameters':{'rope_type':'llama3','rope_theta':50," SCALING_LLAMA3 "}",
          "rope.theta 9, rope.scaling 1, rope.factor 3"},
         {"llama", "'rope_theta':9,'rope_scaling':{},'rope_parameters':{'rope_type':'llama3',"
-         "'rope_theta':50," SCALING_LLAMA3 ",'original_max_position_embeddings':77}",
-         "rope.theta 50, rope.scaling 2, rope.factor 8, rope.low 1, rope.high 4, rope.original 77"},
+         "'rope_theta':50," SCALING_LLAMA3 ",'original_max_position_embeddings':77},"
+         "'original_max_position_embeddings':55",
+         "rope.theta 50, rope.scaling 2, rope.factor 8, rope.low 1, rope.high 4, rope.original 55"},
         // without it, the length is the model's own, which no window limits
         {"qwen2", SLIDING "'max_window_layers':2,'rope_scaling':{'rope_type':'llama3',"
          SCALING_LLAMA3 "}", "context 9, rope.scaling 2, rope.factor 8, rope.low 1, rope.high 4, "
