@@ -41,39 +41,26 @@ static const char *shape;  // of a small model, with its data
 // With --master bf16 first weights are bf16 numbers, the nearest; so are those of a checkpoint in
 // fp32, unless one is too large.
 static void test_weights_in_bf16(void) {
-    char *out = in_base("bf16"), line[300];
-    snprintf(line, sizeof line, "%s -- --optimizer adamw --master bf16", shape);
+    char *out = in_base("fp32"), line[300];
+    snprintf(line, sizeof line, "%s -- --optimizer adamw", shape);
     Trainer *a = begin_run(line, out);
-    const size_t n = a->run.table.elements;
-    size_t wrong = 0;
-    float *first = (float *)alloc_or_fail(n, sizeof(float), "weights");
-    gpt2_init(&a->run.table, first, 5);
-    for (size_t i = 0; i < n; i++) wrong += a->arena[i] != bf16_to_f32(f32_to_bf16(first[i]));
-    trainer_free(a);
-    *strstr(line, " --master") = '\0';
-    a = begin_run(line, in_base("fp32"));
     a->run.done = 1;
     run_save(&a->run, NULL);
-    trainer_free(a);
-    a = begin_run("--resume --master bf16", in_base("fp32"));
-    for (size_t i = 0; i < n; i++) wrong += a->arena[i] != bf16_to_f32(f32_to_bf16(first[i]));
-    CHECK(wrong == 0 && a->run.o.master == MASTER_BF16, "%zu weights are others", wrong);
-    a->arena[3] = FLT_MAX;
-    a->run.done = 2;
-    run_save(&a->run, NULL);
-    trainer_free(a);
-    CHECK(DIES_WITH("too large for this precision", begin_run("--resume", in_base("fp32"))),
-          "a weight that becomes infinite");
-}
-
-// A checkpoint that is due waits while the state cannot be saved.
-static void test_when_a_checkpoint_is_saved(void) {
-    Run *r = ALLOC(Run, 1, "run");
-    r->o.save_every = 3;
-    r->open = true;
-    CHECK(!run_wants_save(r, 2) && !run_wants_save(r, 3), "open");
-    r->open = false;
-    CHECK(run_wants_save(r, 5), "due");
+    close(a->run.lock);
+    strcat(line, " --master bf16");
+    Trainer *begun = begin_run(line, in_base("bf16"));
+    Trainer *resumed = begin_run("--resume --master bf16", out);
+    size_t wrong = 0;
+    for (size_t i = 0; i < a->run.table.elements; i++) {
+        const float first = bf16_to_f32(f32_to_bf16(a->arena[i]));
+        wrong += begun->arena[i] != first || resumed->arena[i] != first;
+    }
+    CHECK(wrong == 0 && resumed->run.o.master == MASTER_BF16, "%zu weights are others", wrong);
+    resumed->arena[3] = FLT_MAX;
+    resumed->run.done = 2;
+    run_save(&resumed->run, NULL);
+    trainer_free(resumed);
+    CHECK(DIES_WITH("too large for this precision", begin_run("--resume", out)), "infinite");
 }
 
 // How often each of five tokens is drawn in 1000 draws. Computed by hand, from the rules of Hugging
@@ -88,12 +75,9 @@ static void test_sampling(void) {
         {{.1, .4, .2, .25, .05}, 0, 1, 0, {0, 1000, 0, 0, 0}},         // the likeliest
         {{.1, .4, .2, .25, .05}, 0.5, 1, 2, {0, 719, 0, 281, 0}},      // 0.4^2 : 0.25^2
         {{.1, .4, .2, .25, .05}, 1, 0.9, 0, {105, 421, 211, 263, 0}},  // not .85, but .95
-        {{.1, .4, .2, .25, .05}, 1, 1e-9, 0, {0, 1000, 0, 0, 0}},        // never none
         {{.1, .4, .2, .25, .05}, 0.5, 0.8, 0, {0, 719, 0, 281, 0}},      // the tempered ones count
         {{.1, .4, .2, .25, .05}, 1, 0.75, 3, {0, 615, 0, 385, 0}},       // .65 / .85 of top-k's
-        {{.1, .4, .2, .25, .05}, 1, 0.77, 3, {0, 471, 235, 294, 0}},
         {{.2, .2, .2, .2, .2}, 1, 0.5, 0, {333, 333, 333, 0, 0}},        // of equal ones the first
-        {{.15, .15, .15, .4, .15}, 1, 0.5, 0, {273, 0, 0, 727, 0}},
     };
     float logits[5];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -159,15 +143,14 @@ static void test_sample_window(void) {
     }
 }
 
-// Labelled sentences: what is trained on and open out, the rows, their length and first token.
+// Labelled sentences: what is trained on and held out, the rows, and their length.
 static void test_task(void) {
     char lines[4096] = "sentence\tlabel\n", line[1024];
     for (int i = 0; i < 25; i++)
         snprintf(lines + strlen(lines), 64, "%.*s%c\t%d\n", i % 7, "xxxxxxx", 'A' + i, i % 2);
-    const char *tsv = text_file("task.tsv", lines);
     snprintf(line, sizeof line, "--data %s --labels 0|1 --template ~is --model nano --layers 1 "
              "--channels 8 --heads 2 --context 32 --seed 5 --steps 4 --batch 4 --optimizer mezo",
-             tsv);
+             text_file("task.tsv", lines));
     Trainer *a = begin_run(line, in_base("task"));
     Run *r = &a->run;
     int32_t inputs[4 * 16], where[4 * 16];
@@ -183,25 +166,6 @@ static void test_task(void) {
           "not shuffled, or another label");
     CHECK(r->state.data_hash == hash_word(23, task_hash(&r->task_all)), "other data go unnoticed");
     trainer_free(a);
-
-    snprintf(line + strlen(line), 400, " --val %s --seq 8 -- --model opt-125m --tokenizer "
-             TEST_FIXTURES "/tokenizer",
-             text_file("val.tsv", "bad\t0\ngood\t1\nso so, and then some\t1\n"));
-    a = begin_run(line, in_base("task"));
-    CHECK(a->run.train.sequences == 25 && a->run.val.sequences == 3 && a->run.T == 8, "--val");
-    // OPT's texts begin with </s>, those of bytes and of other models not
-    CHECK(a->run.task_all.first_token == 2 && a->run.task_val_all.first_token == 2, "no </s>");
-    a->run.config.family = FAMILY_GPT2;
-    CHECK(run_first_token(&a->run) == -1, "GPT-2");
-    a->run.config.family = FAMILY_OPT;
-    a->run.tokenizer = tokenizer_bytes();
-    CHECK(run_first_token(&a->run) == -1, "bytes");
-    trainer_free(a);
-    snprintf(line + strlen(line), 400, " --seq 1");
-    CHECK(DIES_WITH("--seq 2 or more", begin_run(line, in_base("short"))), "no room for targets");
-    snprintf(line, sizeof line, "--data %s --labels 0|1 --template ~is --steps 0 --optimizer mezo",
-             text_file("few.tsv", "a\t0\nb\t1\n"));
-    CHECK(DIES_WITH("held-out tenth", begin_run(line, in_base("few"))), "nothing held out");
 }
 
 // Tokens of a row without --seq: what examples need, packed or not, the context, or SEQ_AUTO.
@@ -213,10 +177,8 @@ static void test_row_length(void) {
         size_t T;
     } cases[] = {
         // 10 inputs each ("x..x", and no token behind it), 8 at a time
-        {"9000", "--data %s", false, 3, 10, 32}, {"9000", "--data %s --pack off", false, 3, 10, 16},
-        {"24", "--data %s", false, 3, 10, 24}, {"9000", "--data %s --seq 640", false, 3, 10, 640},
+        {"9000", "--data %s", false, 3, 10, 32}, {"24", "--data %s", false, 3, 10, 24},
         {"9000", "--data %s", false, 400, 10, 2048}, {"9000", "--data %s", false, 2, 3000, 2048},
-        {"2040", "--data %s", false, 2, 3000, 2040},
         {"9000", "--steps 0 --val %s", false, 3, 10, 16},
         {"600", "--data LICENSE --val %s", false, 3, 10, 600},  // questions beside a text
         {"9000", "--data %s", true, 1, 9000, 2048}, {"1024", "--data %s", true, 1, 9000, 1024}};
@@ -235,13 +197,10 @@ static void test_row_length(void) {
                  "--steps 4 --optimizer mezo --tokenizer bytes -- %s", cases[i].context, options);
         const char *said = PRINTS(a = begin_run(line, in_base("length")));
         const Run *r = &a->run;
-        const bool told = strstr(said, "without --seq") != NULL;
-        const bool cut = strstr(said, "longer than --seq 2048:") != NULL;
         CHECK(r->T == cases[i].T && r->o.seq == r->T, "case %zu: %zu tokens", i, r->T);
-        CHECK(told == (strstr(options, "--seq") == NULL && r->T < r->config.context),
-              "case %zu says: %s", i, said);
-        CHECK(cut == (!cases[i].text && cases[i].each > 2048 && r->T == 2048), "case %zu says: %s",
-              i, said);
+        CHECK((strstr(said, "without --seq") != NULL) == (r->T < r->config.context)
+              && (strstr(said, "longer than --seq 2048:") != NULL)
+                  == (!cases[i].text && cases[i].each > 2048), "case %zu says: %s", i, said);
         trainer_free(a);
     }
 }
@@ -304,11 +263,10 @@ static void test_loss_scaling(void) {
                                             0.25 / scale);
     CHECK(memcmp(&step, &want, sizeof step) == 0 && fine.norm == 4 && !fine.skipped,
           "norm %g, scale %g", fine.norm, (double)step.grad_scale);
-    run_adam_step(r, 13, INFINITY, &fine);
-    CHECK(fine.skipped, "an overflow");
+    run_adam_step(r, 13, INFINITY, &wild);
     fine.loss = NAN;
     run_adam_step(r, 13, 1, &fine);
-    CHECK(fine.skipped, "a loss that is no number");
+    CHECK(wild.skipped && fine.skipped, "an overflow, or a loss that is no number");
     r->o.precision = PRECISION_BF16;
     run_scale_loss(r, 14, &wild);
     CHECK(run_loss_scale(r) == 1 && r->state.scaling.scale == scale, "bf16");
@@ -340,7 +298,6 @@ int main(void) {
              data);
     shape = text;
     RUN(test_first_values);
-    RUN(test_when_a_checkpoint_is_saved);
     RUN(test_weights_in_bf16);
     RUN(test_sampling);
     RUN(test_sample_window);
