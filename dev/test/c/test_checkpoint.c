@@ -245,32 +245,6 @@ static void test_load_fixtures(void) {
     CHECK(entries_in(in_base("again")) == 2, "other files");
 }
 
-// Something else in a place of a model in two files is told, by its first bytes, with its name; and
-// what is not there is named. (What a user would name himself: lines.table.)
-static void test_load_others(void) {
-    static const struct { const char *file, *text, *words; } rows[] = {
-        {"model-00002-of-00002.safetensors", "GGUF\3a file", "of-00002.safetensors: a GGUF"},
-        {"model-00002-of-00002.safetensors", "", "00002.safetensors: not a safetensors file, or "
-         "cut short: 0 bytes"},
-        {"model.safetensors.index.json", "{'weight_map':{'model.decoder.embed_tokens.weight':"
-         "'model-00001-of-00002.safetensors'}}", "is missing"},
-        {"config.json", "GGUF\3", "config.json is a GGUF"},
-    };
-    const GPT2Config c = config_of(FAMILY_OPT, 1);
-    char path[PATH_MAX];
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        snprintf(path, sizeof path, "cp -r " TEST_FIXTURES "/hf/opt %s", in_base("two"));
-        CHECK(system(path) == 0, "no copy");
-        path_join(path, in_base("two"), rows[i].file);
-        put_text(path, quoted(rows[i].text));
-        check_refused(in_base("two"), NULL, rows[i].words);
-        remove_tree(in_base("two"));
-    }
-    check_refused(in_base("nowhere"), NULL, "config.json: No such file");
-    make_directories(in_base("empty"));
-    check_refused(in_base("empty"), &c, "and there is no model.safetensors");
-}
-
 // ---------------------------------------------------------------------------------------------
 // config.json, with ' for "
 
@@ -538,7 +512,6 @@ int main(void) {
     RUN(test_format_accepts);
     RUN(test_config_accepts);
     RUN(test_load_layouts);
-    RUN(test_load_others);
     RUN(test_load_fixtures);
     RUN(test_load_refuses);
     RUN(test_save_keeps_the_configuration);
