@@ -45,7 +45,7 @@ static bool file_has(const char *name, const char *part) {
 }
 
 // A log, its lines of steps up to the one at which the run resumes (0: a run that begins), and how
-// many losses these have. @ is a NUL.
+// many losses these have.
 static void resuming_cuts_the_log_back(void) {
     #define STEP_1 "{\"step\":1,\"loss\":4,\"grad_norm\":1}\n"
     #define STEP_2 "{\"step\":2,\"loss\":3.5}\n"
@@ -57,18 +57,12 @@ static void resuming_cuts_the_log_back(void) {
         {0, STEP_1, "", 0, 0}, {2, NULL, "", 0, 0},
         // the end of a line is its newline, even where the rest could be read
         {2, STEP_1 "{\"step\":2,\"loss\":9}", STEP_1, 1, 0},
-        {2, STEP_1 "@\n" STEP_2, STEP_1 STEP_2, 2, 0},
         {2, STEP_1 THREE DAMAGED STEP_2 VAL BEST "{\"step\":3,\"val_loss\":3}\n{\"step\":2,\"loss\":9",
          STEP_1 STEP_2 VAL BEST, 2, 1},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         unlink(in_base("log.jsonl"));
-        if (rows[i].log != NULL) {
-            char *log = strdup(rows[i].log);
-            const size_t n = strlen(log);
-            for (char *c = log; (c = strchr(c, '@')) != NULL;) *c = '\0';
-            put_bytes(in_base("log.jsonl"), log, n);
-        }
+        if (rows[i].log != NULL) put_text(in_base("log.jsonl"), rows[i].log);
         if (i > 0) end();
         begin_log(rows[i].step, false);
         CHECK(strcmp(text_of("log.jsonl"), rows[i].kept) == 0, "%zu: %s", i, text_of("log.jsonl"));
@@ -128,8 +122,6 @@ static void plain_lines_say_everything(void) {
     for (int i = 0; i < 2; i++) CHECK(file_has("log.jsonl", in_log[i]), "line %d", i);
     CHECK(strpbrk(text_of("screen"), "\r\033") == NULL, "plain");
     end();
-    log_duration(out, sizeof out, 7500);
-    CHECK(strcmp(out, "2 h 05 m") == 0, "%s", out);
     log_duration(out, sizeof out, 1e300);
     CHECK(strcmp(out, "11574 d 01 h") == 0, "%s", out);
 }

@@ -44,9 +44,8 @@ static void scene_talks(int rank) {
     if (rank == world / 2) usleep(700000);  // whoever starts late is waited for
     ranks_open();
     MUST(ranks.rank == rank && ranks.world == world);
-    for (int turn = 0; turn < 40; turn++) {
-        static const size_t sizes[] = {1, 8, 1000, 65536, sizeof mine};
-        const size_t n = turn < 38 ? sizes[turn % 4] : sizes[4];
+    for (int turn = 0; turn < 12; turn++) {
+        const size_t n = turn < 10 ? (size_t)1 << 2 * (turn % 9) : sizeof mine;
         unsigned char *from = turn % 2 == 1 ? all + (size_t)rank * n : mine;  // either is allowed
         if ((turn * 7 + rank) % 11 == 0) usleep(3000);
         for (size_t i = 0; i < n; i++) from[i] = (unsigned char)(turn + rank * 57 + (int)i * 7);
@@ -224,13 +223,6 @@ static int visit(const void *bytes, size_t n) {
     return fd;
 }
 
-static void scene_goes_well(int rank) {
-    ranks_open();
-    ranks_barrier();
-    MUST(ranks.rank == rank);
-    ranks_close();
-}
-
 static void test_strangers(void) {
     const RanksHello hello = {"tide rk", "", 3, 1, 1};
     RanksHello guests[] = {hello, hello, hello};
@@ -240,15 +232,16 @@ static void test_strangers(void) {
     strcpy(guests[0].job, "another");
     guests[1].rank = 3;
     guests[2].rank = -1;
+    which = 0;
     job_new(3);
-    start_rank(0, 0, 3, scene_goes_well);
+    start_rank(0, 0, 3, scene_closes);
     visitors[n++] = visit("", 0);
     visitors[n++] = visit("GET / HTTP/1.1\r\n\r\n", 18);
     visitors[n++] = visit(noise, sizeof noise);
     visitors[n++] = visit(&hello, sizeof hello - 1);
-    start_rank(1, 1, 3, scene_goes_well);
+    start_rank(1, 1, 3, scene_closes);
     for (int i = 0; i < 3; i++) visitors[n++] = visit(&guests[i], sizeof guests[i]);
-    start_rank(2, 2, 3, scene_goes_well);
+    start_rank(2, 2, 3, scene_closes);
     finish();
     SUCCEEDS();
     while (n > 0) close(visitors[--n]);
@@ -277,7 +270,6 @@ static const char *find(const char *settings) {
 static void test_environment(void) {
     static const struct { const char *settings, *found; } rows[] = {
         {"", "0/1 0/1 127.0.0.1 29500"},
-        {"MASTER_PORT=77 MASTER_ADDR=far TIDE_TIMEOUT=x", "0/1 0/1 127.0.0.1 29500"},
         {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=far MASTER_PORT=1234",
          "5/8 1/4 far 1234"},
         {"RANK=5 WORLD_SIZE=8 LOCAL_RANK=5 LOCAL_WORLD_SIZE=8 TORCHELASTIC_RUN_ID=none "
@@ -292,8 +284,6 @@ static void test_environment(void) {
          "SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2(x2)", "2/4 0/2 a 29500"},
         {"SLURM_PROCID=0 SLURM_NTASKS=8 SLURM_LOCALID=0 SLURM_NODEID=0",
          "0/1 0/1 127.0.0.1 29500"},  // a batch script; and torchrun in one, and under srun
-        {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=3 LOCAL_WORLD_SIZE=4 SLURM_PROCID=0 SLURM_LOCALID=0",
-         "3/4 3/4 127.0.0.1 29500"},
         {"RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 MASTER_ADDR=a PMI_RANK=1 PMI_SIZE=2 "
          "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=1(x2)",
          "3/4 1/2 a 29500"},
@@ -304,17 +294,14 @@ static void test_environment(void) {
         // half a description
         {"WORLD_SIZE=2", "WORLD_SIZE is 2, but RANK is not set"},
         {"PMI_SIZE=2", "PMI_SIZE is 2, but MPI_LOCALRANKID is not set"},
-        {"WORLD_SIZE=", "WORLD_SIZE is \"\": not a number"},
         {"RANK=0 WORLD_SIZE=2", "MASTER_ADDR is not set: ranks on several machines meet on rank "
          "0's, which it names; on one machine, each needs LOCAL_RANK and LOCAL_WORLD_SIZE"},
         {"RANK=1 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2", "RANK is set, but LOCAL_RANK is not"},
-        {"MPI_LOCALRANKID=1", "MPI_LOCALRANKID is set, but PMI_RANK is not"},
         {"+ RANK=-1", "RANK is \"-1\": not a number"},
         {"+ RANK=2",
          "RANK 2, WORLD_SIZE 2, LOCAL_RANK 0 and LOCAL_WORLD_SIZE 2 do not go together"},
         {"+ LOCAL_WORLD_SIZE=1 MASTER_ADDR=", "MASTER_ADDR is not set"},
-        {"+ MASTER_PORT=65535", "MASTER_PORT is \"65535\""},
-        {"+ TIDE_TIMEOUT=soon", "TIDE_TIMEOUT is \"soon\""}};
+        {"+ MASTER_PORT=65535", "MASTER_PORT is \"65535\""}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char all[500], found[400];
         const bool two = rows[i].settings[0] == '+';

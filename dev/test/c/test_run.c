@@ -165,32 +165,37 @@ static void test_task(void) {
     CHECK(inputs[where[0] - 3] != 'A' && where[1] == (inputs[where[0] - 3] - 'A') % 2,
           "not shuffled, or another label");
     CHECK(r->state.data_hash == hash_word(23, task_hash(&r->task_all)), "other data go unnoticed");
+    // OPT's texts begin with </s>, those of bytes and of other models not
+    r->config.family = FAMILY_OPT;
+    CHECK(run_first_token(r) == -1, "bytes");
+    r->tokenizer = tokenizer_open(TEST_FIXTURES "/tokenizer", &err);
+    CHECK(run_first_token(r) == 2, "no </s>");
+    r->config.family = FAMILY_GPT2;
+    CHECK(run_first_token(r) == -1, "GPT-2");
     trainer_free(a);
 }
 
 // Tokens of a row without --seq: what examples need, packed or not, the context, or SEQ_AUTO.
 static void test_row_length(void) {
     static const struct {
-        const char *context, *options;  // %s: a file of so many examples, or of texts
-        bool text;
+        const char *context, *options;  // %s: a file of so many examples
         int examples, each;
         size_t T;
     } cases[] = {
         // 10 inputs each ("x..x", and no token behind it), 8 at a time
-        {"9000", "--data %s", false, 3, 10, 32}, {"24", "--data %s", false, 3, 10, 24},
-        {"9000", "--data %s", false, 400, 10, 2048}, {"9000", "--data %s", false, 2, 3000, 2048},
-        {"9000", "--steps 0 --val %s", false, 3, 10, 16},
-        {"600", "--data LICENSE --val %s", false, 3, 10, 600},  // questions beside a text
-        {"9000", "--data %s", true, 1, 9000, 2048}, {"1024", "--data %s", true, 1, 9000, 1024}};
+        {"9000", "--data %s", 3, 10, 32}, {"24", "--data %s", 3, 10, 24},
+        {"9000", "--data %s", 400, 10, 2048}, {"9000", "--data %s", 2, 3000, 2048},
+        {"9000", "--steps 0 --val %s", 3, 10, 16},
+        {"600", "--data LICENSE --val %s", 3, 10, 600},  // questions beside a text
+        {"9000", "--data doc/tour.md", 0, 0, 2048}, {"1024", "--data doc/tour.md", 0, 0, 1024}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char line[1024], options[200], text[9001] = "";
-        const char *path = in_base(cases[i].text ? "length.txt" : "length.jsonl");
+        char line[1024], options[200], text[3001] = "";
+        const char *path = in_base("length.jsonl");
         Trainer *a = NULL;
         FILE *f = fopen(path, "w");
         memset(text, 'x', (size_t)cases[i].each);
         for (int k = 0; k < cases[i].examples; k++)
-            fprintf(f, cases[i].text ? "%s" : "{\"prompt\":\"%s\",\"completion\":\"y\"}\n",
-                    text);
+            fprintf(f, "{\"prompt\":\"%s\",\"completion\":\"y\"}\n", text);
         fclose(f);
         snprintf(options, sizeof options, cases[i].options, path);
         snprintf(line, sizeof line, "--model nano --layers 1 --channels 8 --heads 2 --context %s "
@@ -199,44 +204,37 @@ static void test_row_length(void) {
         const Run *r = &a->run;
         CHECK(r->T == cases[i].T && r->o.seq == r->T, "case %zu: %zu tokens", i, r->T);
         CHECK((strstr(said, "without --seq") != NULL) == (r->T < r->config.context)
-              && (strstr(said, "longer than --seq 2048:") != NULL)
-                  == (!cases[i].text && cases[i].each > 2048), "case %zu says: %s", i, said);
+              && (strstr(said, "longer than --seq 2048:") != NULL) == (cases[i].each > 2048),
+              "case %zu says: %s", i, said);
         trainer_free(a);
     }
 }
 
 // First values of a model of 4 layers: the spread that the table says, smaller where 2 L
-// projections add up, one for the norms' weights, nothing in the padding; and the same numbers
-// whatever the padding is.
+// projections add up, one for the norms' weights, nothing in the padding.
 static void test_first_values(void) {
-    float firsts[2][2];
-    for (int k = 0; k < 2; k++) {
-        GPT2Config c;
-        gpt2_preset(&c, "d4");
-        c.vocab = k == 0 ? 1000 : 1100;
-        CHECK(gpt2_finish(&c, &err), "%s", err.text);
-        GPT2Table t = gpt2_table(&c);
-        float *arena = ALLOC(float, t.elements, "parameters");
-        gpt2_init(&t, arena, 5);
-        for (const GPT2Tensor *x = t.tensors; x < t.tensors + t.count; x++) {
-            const size_t n = x->rows * x->cols;
-            const float *p = arena + x->offset;
-            double sum = 0, squares = 0;
-            for (size_t j = 0; j < n; j++) { sum += p[j]; squares += (double)p[j] * p[j]; }
-            const bool residual = strstr(x->name, "proj.w") != NULL;
-            const bool ones = strstr(x->name, "ln_") != NULL && strstr(x->name, ".w") != NULL;
-            const double std = x->rank < 2 ? (ones ? 1 : 0) : residual ? 0.02 / sqrt(8) : 0.02;
-            const double spread = sqrt(squares / (double)n);
-            CHECK(fabs(spread - std) <= 0.02 * std, "%s: %g, not %g", x->name, spread, std);
-            CHECK(x->rank < 2 || fabs(sum / (double)n) < 0.05 * std, "%s is not centred", x->name);
-            for (size_t j = n; j < x->size; j++) CHECK(p[j] == 0, "%s: padding", x->name);
-        }
-        firsts[k][0] = arena[t.tensors[t.wte].offset + 1000 * c.channels - 1];
-        firsts[k][1] = arena[t.tensors[t.wpe].offset];
-        gpt2_table_free(&t);
-        free(arena);
+    GPT2Config c;
+    gpt2_preset(&c, "d4");
+    c.vocab = 1000;
+    CHECK(gpt2_finish(&c, &err), "%s", err.text);
+    GPT2Table t = gpt2_table(&c);
+    float *arena = ALLOC(float, t.elements, "parameters");
+    gpt2_init(&t, arena, 5);
+    for (const GPT2Tensor *x = t.tensors; x < t.tensors + t.count; x++) {
+        const size_t n = x->rows * x->cols;
+        const float *p = arena + x->offset;
+        double sum = 0, squares = 0;
+        for (size_t j = 0; j < n; j++) { sum += p[j]; squares += (double)p[j] * p[j]; }
+        const bool residual = strstr(x->name, "proj.w") != NULL;
+        const bool ones = strstr(x->name, "ln_") != NULL && strstr(x->name, ".w") != NULL;
+        const double std = x->rank < 2 ? (ones ? 1 : 0) : residual ? 0.02 / sqrt(8) : 0.02;
+        const double spread = sqrt(squares / (double)n);
+        CHECK(fabs(spread - std) <= 0.02 * std, "%s: %g, not %g", x->name, spread, std);
+        CHECK(x->rank < 2 || fabs(sum / (double)n) < 0.05 * std, "%s is not centred", x->name);
+        for (size_t j = n; j < x->size; j++) CHECK(p[j] == 0, "%s: padding", x->name);
     }
-    CHECK(memcmp(firsts[0], firsts[1], sizeof firsts[0]) == 0, "wte or wpe moved with V");
+    gpt2_table_free(&t);
+    free(arena);
 }
 
 // The factor of fp16's gradients: halved by a step that overflows, doubled after SCALING_STEPS
@@ -275,15 +273,13 @@ static void test_loss_scaling(void) {
 // What a batch system sends, a second later as well, ends nothing at once; nor does the first
 // signal of a rank that has heard of another's long before.
 static void test_signals_that_are_repeated(void) {
-    static const int again[] = {SIGXCPU, SIGUSR1, SIGUSR2, SIGPIPE};
     const double said[NEWS] = {[NEWS_SIGNAL] = SIGXCPU};
     run_hear(said, NEWS);
     if (stop_time != 0) stop_time -= 5;
     request_stop(SIGTERM);
-    for (int i = 0; i < 4; i++) {
-        stop_time -= 5;
-        request_stop(again[i]);
-    }
+    stop_time -= 5;
+    request_stop(SIGUSR1);
+    request_stop(SIGPIPE);
     CHECK(stop_requested == SIGXCPU, "%d", (int)stop_requested);
     stop_time = stop_requested = 0;
 }
