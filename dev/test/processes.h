@@ -2,6 +2,19 @@
 #ifndef TIDE_PROCESSES_H
 #define TIDE_PROCESSES_H
 #include <sys/wait.h>
+#include "test.h"
+
+enum { MOST = 7, FOREVER = 60 };  // seconds: far more than anything here takes
+
+static struct {  // of the processes that are started together
+    int world, port;
+    pid_t processes[MOST];
+    int codes[MOST];           // exit code, or 128 + signal
+    char texts[2][4096];       // what they print: stdout, stderr
+    int files[2];
+} job;
+
+typedef void (*Scene)(int rank);
 
 // ThreadSanitizer asks: else each process sleeps for a second when it ends.
 const char *__tsan_default_options(void);
@@ -24,35 +37,53 @@ static void set(const char *name, int value) {
     setenv(name, text, 1);
 }
 
-// A port at which nobody listens, and none of those that the kernel chooses from.
-static int free_port(void) {
+// Prepares a job of so many processes, whose port is one at which nobody listens, and none of those
+// that the kernel chooses from.
+static void job_new(int processes) {
     Error why;
+    memset(&job, 0, sizeof job);
+    for (int i = 0; i < 2; i++) job.files[i] = memfd_create("text", 0);
     for (int fd = -1; fd < 0; close(fd)) {
         ranks.port = 20000 + (int)(((unsigned)getpid() * 7919u + (unsigned)rand()) % 12000);
         fd = ranks_socket("::", true, 0, &why);
     }
-    return ranks.port;
+    job.port = ranks.port;
+    job.world = processes;
 }
 
-// fork(), where the child is one of so many ranks on this machine, and ends after so many seconds.
-static pid_t fork_rank(int rank, int world, int port, unsigned seconds) {
+// Starts one of the processes; its main() is the scene.
+static void start_rank(int slot, int rank, int world, Scene scene) {
     fflush(stdout);
-    const pid_t process = fork();
-    if (process != 0) return process;
+    if ((job.processes[slot] = fork()) != 0) return;
     set_none();
     set("RANK", rank);
     set("WORLD_SIZE", world);
     set("LOCAL_RANK", rank);
     set("LOCAL_WORLD_SIZE", world);
-    set("MASTER_PORT", port);
-    alarm(seconds);
-    return 0;
+    set("MASTER_PORT", job.port);
+    alarm(FOREVER);
+    for (int i = 0; i < 2; i++) dup2(job.files[i], STDOUT_FILENO + i);
+    scene(rank);
+    exit(0);
 }
 
-// Waits for its end: the exit code, or 128 + the signal.
-static int code_of(pid_t process) {
-    int status;
-    while (waitpid(process, &status, 0) < 0 && errno == EINTR) {}
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+// Waits for all of them.
+static void finish(void) {
+    for (int r = 0; r < job.world; r++) {
+        int status;
+        while (waitpid(job.processes[r], &status, 0) < 0 && errno == EINTR) {}
+        job.codes[r] = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+    for (int i = 0; i < 2; i++) {
+        const ssize_t n = pread(job.files[i], job.texts[i], sizeof job.texts[i] - 1, 0);
+        CHECK(n >= 0, "%s", strerror(errno));
+        close(job.files[i]);
+    }
+}
+
+static void play(int world, Scene scene) {
+    job_new(world);
+    for (int r = 0; r < world; r++) start_rank(r, r, world, scene);
+    finish();
 }
 #endif

@@ -45,7 +45,7 @@ static bool file_has(const char *name, const char *part) {
 }
 
 // A log, its lines of steps up to the one at which the run resumes (0: a run that begins), and how
-// many losses these have. @ is a NUL.
+// many losses these have.
 static void resuming_cuts_the_log_back(void) {
     #define STEP_1 "{\"step\":1,\"loss\":4,\"grad_norm\":1}\n"
     #define STEP_2 "{\"step\":2,\"loss\":3.5}\n"
@@ -57,52 +57,26 @@ static void resuming_cuts_the_log_back(void) {
         {0, STEP_1, "", 0, 0}, {2, NULL, "", 0, 0},
         // the end of a line is its newline, even where the rest could be read
         {2, STEP_1 "{\"step\":2,\"loss\":9}", STEP_1, 1, 0},
-        {2, STEP_1 "@\n" STEP_2, STEP_1 STEP_2, 2, 0},
         {2, STEP_1 THREE DAMAGED STEP_2 VAL BEST "{\"step\":3,\"val_loss\":3}\n{\"step\":2,\"loss\":9",
          STEP_1 STEP_2 VAL BEST, 2, 1},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         unlink(in_base("log.jsonl"));
-        if (rows[i].log != NULL) {
-            char *log = strdup(rows[i].log);
-            const size_t n = strlen(log);
-            for (char *c = log; (c = strchr(c, '@')) != NULL;) *c = '\0';
-            put_bytes(in_base("log.jsonl"), log, n);
-        }
+        if (rows[i].log != NULL) put_text(in_base("log.jsonl"), rows[i].log);
         if (i > 0) end();
         begin_log(rows[i].step, false);
         CHECK(strcmp(text_of("log.jsonl"), rows[i].kept) == 0, "%zu: %s", i, text_of("log.jsonl"));
         CHECK(l.train.count == rows[i].losses && l.val.count == rows[i].vals, "%zu", i);
     }
-    step(3, 4, 2.5);
     log_eval(&l, 3, 2.5, 0.5);
-    log_best(&l, 3, 2.5);
-    CHECK(file_has("log.jsonl", "3.75}\n{\"step\":3,\"loss\":2.5,"), "-");
-    CHECK(file_has("log.jsonl", "{\"step\":3,\"val_loss\":2.5,\"val_accuracy\":0.5}\n"
-              "{\"step\":3,\"best_val_loss\":2.5}\n"), "an evaluation, and which one is the best");
-    CHECK(l.train.count == 3 && l.val.count == 2, "%zu", l.train.count);
+    CHECK(file_has("log.jsonl", "3.75}\n{\"step\":3,\"val_loss\":2.5,\"val_accuracy\":0.5}\n"), "-");
+    CHECK(l.train.count == 2 && l.val.count == 2, "%zu", l.train.count);
     end();
 }
 
-// A full disk costs lines, which the first of them is said, and leaves none that is torn.
+// A full disk costs lines, which the first of them is said, and leaves none that is torn. A plot, or
+// a log that is cut back, which cannot be written leaves the old file. What is no file is named.
 static void a_full_disk_costs_lines(void) {
-    begin_anew();
-    step(1, 9, 1);
-    const size_t one = strlen(text_of("log.jsonl"));
-    limit_file_size(one + 20);
-    const char *said = SAYS(step(2, 9, 1));  // what is said is cut, too
-    CHECK(strstr(said, "lacks step 2") != NULL, "%s", said);
-    said = SAYS(log_eval(&l, 2, 1, -1));
-    CHECK(*said == '\0', "it is said again: %s", said);
-    CHECK(l.failing && strlen(text_of("log.jsonl")) == one, "%s", text_of("log.jsonl"));
-    limit_file_size(0);
-    step(3, 9, 1);
-    CHECK(!l.failing && file_has("log.jsonl", "}\n{\"step\":3,"), "there is room again");
-    end();
-}
-
-// What cannot be written leaves the old files; what is no file is named.
-static void what_cannot_be_written(void) {
     begin_anew();
     for (size_t i = 1; i <= 100; i++) step(i, 100, 1);
     CHECK(log_plot(&l, &err), "%s", err.text);
@@ -110,49 +84,46 @@ static void what_cannot_be_written(void) {
     Log again;
     limit_file_size(1000);
     const bool plotted = log_plot(&l, &err), opened = log_open(&again, base, 100, &err);
+    limit_file_size(strlen(log) + 20);
+    const char *said = SAYS(step(101, 199, 1));  // what is said is cut, too
+    CHECK(strstr(said, "lacks step 101") != NULL, "%s", said);
+    said = SAYS(log_eval(&l, 102, 1, -1));
+    CHECK(*said == '\0' && l.failing, "it is said again: %s", said);
     limit_file_size(0);
     CHECK(!plotted && !opened && strstr(err.text, "log.jsonl") != NULL, "it fits: %s", err.text);
     CHECK(strcmp(log, text_of("log.jsonl")) == 0 && strcmp(svg, text_of("loss.svg")) == 0
           && entries_in(base) == 3, "the old files are gone, or a temporary one is left");
+    step(103, 199, 1);
+    CHECK(!l.failing && file_has("log.jsonl", "}\n{\"step\":103,"), "there is room again");
     end();
     unlink(in_base("log.jsonl"));
     make_directories(in_base("log.jsonl"));
     CHECK(!log_open(&l, base, 5, &err) && strstr(err.text, "regular"), "%s", err.text);
-    CHECK(!log_open(&l, "/none", 0, &err) && strstr(err.text, "/none/log.jsonl"), "%s", err.text);
 }
 
 // All digits of a loss are in the log, which has each line while the run goes on.
 static void plain_lines_say_everything(void) {
     static const char *const on_screen[] = {
-        "step 1/193 | loss 3.4211 | norm 1.23 | lr 6.0e-04 | 12345 tok/s | 56 % of peak | 3 m 12 s "
-        "left\n", "\nstep 2/193 | loss 3.1416 | norm 1.50 | lr 6.0e-04 | 1000 tok/s | 1 m",
-        " left\nstep 2 | val loss 0.3333\n", "| 100 % of peak | ", "| 50 % of peak | "};
+        "step 1/193 | loss 3.1416 | norm 1.23 | lr 6.0e-04 | 12345 tok/s | 56 % of peak | 3 m 12 s "
+        "left\nstep 2 | val loss 0.3333\n", "| 100 % of peak | ", "| 50 % of peak | "};
     static const char *const in_log[] = {
-        "{\"step\":1,\"loss\":3.42109,\"grad_norm\":1.234,\"lr\":0.0006,\"ms\":1000,"
-        "\"tokens_per_s\":12345.4,\"tflops\":0.000562,\"mfu\":0.562}\n",
-        "\"loss\":3.14159274,", "\"tflops\":0}\n{\"step\":2,\"val_loss\":0.333333343}\n",
-        "\"tflops\":0.00166,\"mfu\":1}\n"};
+        "{\"step\":1,\"loss\":3.14159274,\"grad_norm\":1.234,\"lr\":0.0006,\"ms\":1000,"
+        "\"tokens_per_s\":12345.4,\"tflops\":0.000562,\"mfu\":0.562}\n"
+        "{\"step\":2,\"val_loss\":0.333333343}\n", "\"tflops\":0.00166,\"mfu\":1}\n"};
+    char out[32];
     begin_anew();
     l.peak = 1e9;
-    log_step(&l, 1, 193, 3.42109, 1.234, 6e-4, 1000, 12345.4, 56.2e7, "");
-    l.peak = 0;
-    step(2, 193, 3.14159274f);
+    log_step(&l, 1, 193, 3.14159274f, 1.234, 6e-4, 1000, 12345.4, 56.2e7, "");
     log_eval(&l, 2, 1.0f / 3, -1);
-    l.peak = 1e9;  // measured while others were at work: the step that shows it is the peak
+    // measured while others were at work: the step that shows it is the peak
     log_step(&l, 3, 193, 2, 1, 6e-4, 1000, 1, 1.66e9, "");
     log_step(&l, 4, 193, 2, 1, 6e-4, 1000, 1, 0.83e9, "");
-    for (int i = 0; i < 5; i++) CHECK(file_has("screen", on_screen[i]), "line %d", i);
-    for (int i = 0; i < 4; i++) CHECK(file_has("log.jsonl", in_log[i]), "line %d", i);
+    for (int i = 0; i < 3; i++) CHECK(file_has("screen", on_screen[i]), "line %d", i);
+    for (int i = 0; i < 2; i++) CHECK(file_has("log.jsonl", in_log[i]), "line %d", i);
     CHECK(strpbrk(text_of("screen"), "\r\033") == NULL, "plain");
     end();
-    static const struct { double seconds; const char *text; } durations[] = {
-        {0, "0 s"}, {59.4, "59 s"}, {59.6, "1 m 00 s"}, {192, "3 m 12 s"}, {3599, "59 m 59 s"},
-        {7500, "2 h 05 m"}, {356400, "4 d 03 h"}, {1e300, "11574 d 01 h"}};
-    for (size_t i = 0; i < sizeof durations / sizeof durations[0]; i++) {
-        char out[32];
-        log_duration(out, sizeof out, durations[i].seconds);
-        CHECK(strcmp(out, durations[i].text) == 0, "%s, not %s", out, durations[i].text);
-    }
+    log_duration(out, sizeof out, 1e300);
+    CHECK(strcmp(out, "11574 d 01 h") == 0, "%s", out);
 }
 
 static void a_terminal_shows_progress_in_place(void) {
@@ -172,10 +143,8 @@ static void a_terminal_shows_progress_in_place(void) {
     }
     // 18 lines, the last step's and the evaluation's; no more than 20 times a second
     CHECK(kept == 20 && shown == 180 && cleared == 20, "%zu %zu %zu", kept, shown, cleared);
-    CHECK(strstr(text, "\r\033[Kstep 5 | val loss"), "the evaluation has a line of its own");
     CHECK(!l.drawn && text[strlen(text) - 1] == '\n', "the last step's line stays");
     CHECK(widest == 79, "%zu columns", widest);  // in the 80th, a terminal would wrap the line
-    CHECK(strstr(text, "\rstep 199/200 [###################.] loss"), "a fuller bar");
     end();
 }
 
@@ -213,9 +182,8 @@ static const char *plot(void) {
 
 static void plots_are_well_formed(void) {
     static const struct { size_t n, every; double base, scale; } cases[] = {
-        {1, 0, 5, 0}, {1, 1, 5, 0}, {2, 0, 5, 1}, {3, 1, 0, 0}, {100, 10, 2, 9}, {401, 1, 1, 1},
-        {5000, 3, 1, 1e29}, {20000, 100, -4, 1e-9}, {5, 1, 1e30, 0}, {9, 0, 0, 1e-300},
-        {99, 9, -4.069e-300, 0}};
+        {1, 0, 5, 0}, {1, 1, 5, 0}, {3, 1, 0, 0}, {401, 1, 1, 1}, {5000, 3, 1, 1e29},
+        {20000, 100, -4, 1e-9}, {5, 1, 1e30, 0}, {99, 9, -4.069e-300, 0}};
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
         begin_anew();
         CHECK(log_plot(&l, &err) && !path_exists(in_base("loss.svg")), "nothing to draw yet");
@@ -235,11 +203,12 @@ static void plots_are_well_formed(void) {
     }
 }
 
+// Its losses are high in the first twentieth of the steps, which is cut off.
 static void the_plot_keeps_spikes_and_averages(void) {
     begin_anew();
     for (size_t i = 1; i <= 10000; i++) {
         const bool up = i == 5003 || i == 7004, down = i == 5004 || i == 7003;  // two in one bucket
-        log_add(&l.train, i, up ? 9 : down ? 0 : i % 2 ? 1 : 3);
+        log_add(&l.train, i, up ? 9 : down ? 0 : i % 2 ? (i < 99 ? 99 : 1) : 3);
     }
     for (size_t i = 1; i <= 1001; i++) log_add(&l.val, i, i == 1001 ? 9 : 1);
     const double h = PLOT_HEIGHT - PLOT_TOP - PLOT_BOTTOM;  // losses 0 .. 9 and 4 % on both sides
@@ -257,24 +226,10 @@ static void the_plot_keeps_spikes_and_averages(void) {
     CHECK(n > 0 && fabs(drawn[n - 1].y - top) < 0.1, "the last validation loss is drawn");
     n = points_of(svg, "train");
     CHECK(n == 400, "%zu points", n);
-    for (size_t i = 2; i < n; i++)  // of the first two, fewer values
+    for (size_t i = 20; i < n; i++)
         CHECK(fabs(drawn[i].y - two) < 8, "mean %g, not %g", drawn[i].y, two);
-    end();
-    CHECK(svg_tick(10, 8) == 2 && svg_tick(8, 8) == 1 && svg_tick(0.9, 8) == 0.2, "ticks");
-}
-
-// A run whose loss falls from 5.5 to 1.5, most of it in the first 60 steps, with a last loss that
-// lies apart.
-static void the_plot_is_of_what_is_learned(void) {
-    begin_anew();
-    for (size_t i = 1; i <= 1200; i++)
-        log_add(&l.train, i,
-                i == 1200 ? 1.1 : i <= 60 ? 5.5 - (double)i / 24 : 3 - (double)i / 800);
-    const char *svg = plot();
-    CHECK(strstr(svg, ">loss over 1200 steps, from 5.458 at step 1<") != NULL, "title");
-    // the mean of the last 25: of 1.53 .. 1.50125 and 1.1
-    CHECK(strstr(svg, ">train 1.499 (mean)<") != NULL, "%s", svg);
-    CHECK(strstr(svg, ">2.5<") != NULL && strstr(svg, ">4<") == NULL, "ticks");
+    CHECK(strstr(svg, ">loss over 10000 steps, from 99 at step 1<") != NULL
+          && strstr(svg, ">train 2.005 (mean)<") != NULL && strstr(svg, ">20<") == NULL, "-");
     end();
 }
 
@@ -286,8 +241,6 @@ int main(void) {
     RUN(a_terminal_shows_progress_in_place);
     RUN(plots_are_well_formed);
     RUN(the_plot_keeps_spikes_and_averages);
-    RUN(the_plot_is_of_what_is_learned);
-    RUN(what_cannot_be_written);
     remove_tree(base);
     return test_summary();
 }

@@ -41,39 +41,26 @@ static const char *shape;  // of a small model, with its data
 // With --master bf16 first weights are bf16 numbers, the nearest; so are those of a checkpoint in
 // fp32, unless one is too large.
 static void test_weights_in_bf16(void) {
-    char *out = in_base("bf16"), line[300];
-    snprintf(line, sizeof line, "%s -- --optimizer adamw --master bf16", shape);
+    char *out = in_base("fp32"), line[300];
+    snprintf(line, sizeof line, "%s -- --optimizer adamw", shape);
     Trainer *a = begin_run(line, out);
-    const size_t n = a->run.table.elements;
-    size_t wrong = 0;
-    float *first = (float *)alloc_or_fail(n, sizeof(float), "weights");
-    gpt2_init(&a->run.table, first, 5);
-    for (size_t i = 0; i < n; i++) wrong += a->arena[i] != bf16_to_f32(f32_to_bf16(first[i]));
-    trainer_free(a);
-    *strstr(line, " --master") = '\0';
-    a = begin_run(line, in_base("fp32"));
     a->run.done = 1;
     run_save(&a->run, NULL);
-    trainer_free(a);
-    a = begin_run("--resume --master bf16", in_base("fp32"));
-    for (size_t i = 0; i < n; i++) wrong += a->arena[i] != bf16_to_f32(f32_to_bf16(first[i]));
-    CHECK(wrong == 0 && a->run.o.master == MASTER_BF16, "%zu weights are others", wrong);
-    a->arena[3] = FLT_MAX;
-    a->run.done = 2;
-    run_save(&a->run, NULL);
-    trainer_free(a);
-    CHECK(DIES_WITH("too large for this precision", begin_run("--resume", in_base("fp32"))),
-          "a weight that becomes infinite");
-}
-
-// A checkpoint that is due waits while the state cannot be saved.
-static void test_when_a_checkpoint_is_saved(void) {
-    Run *r = ALLOC(Run, 1, "run");
-    r->o.save_every = 3;
-    r->open = true;
-    CHECK(!run_wants_save(r, 2) && !run_wants_save(r, 3), "open");
-    r->open = false;
-    CHECK(run_wants_save(r, 5), "due");
+    close(a->run.lock);
+    strcat(line, " --master bf16");
+    Trainer *begun = begin_run(line, in_base("bf16"));
+    Trainer *resumed = begin_run("--resume --master bf16", out);
+    size_t wrong = 0;
+    for (size_t i = 0; i < a->run.table.elements; i++) {
+        const float first = bf16_to_f32(f32_to_bf16(a->arena[i]));
+        wrong += begun->arena[i] != first || resumed->arena[i] != first;
+    }
+    CHECK(wrong == 0 && resumed->run.o.master == MASTER_BF16, "%zu weights are others", wrong);
+    resumed->arena[3] = FLT_MAX;
+    resumed->run.done = 2;
+    run_save(&resumed->run, NULL);
+    trainer_free(resumed);
+    CHECK(DIES_WITH("too large for this precision", begin_run("--resume", out)), "infinite");
 }
 
 // How often each of five tokens is drawn in 1000 draws. Computed by hand, from the rules of Hugging
@@ -88,12 +75,9 @@ static void test_sampling(void) {
         {{.1, .4, .2, .25, .05}, 0, 1, 0, {0, 1000, 0, 0, 0}},         // the likeliest
         {{.1, .4, .2, .25, .05}, 0.5, 1, 2, {0, 719, 0, 281, 0}},      // 0.4^2 : 0.25^2
         {{.1, .4, .2, .25, .05}, 1, 0.9, 0, {105, 421, 211, 263, 0}},  // not .85, but .95
-        {{.1, .4, .2, .25, .05}, 1, 1e-9, 0, {0, 1000, 0, 0, 0}},        // never none
         {{.1, .4, .2, .25, .05}, 0.5, 0.8, 0, {0, 719, 0, 281, 0}},      // the tempered ones count
         {{.1, .4, .2, .25, .05}, 1, 0.75, 3, {0, 615, 0, 385, 0}},       // .65 / .85 of top-k's
-        {{.1, .4, .2, .25, .05}, 1, 0.77, 3, {0, 471, 235, 294, 0}},
         {{.2, .2, .2, .2, .2}, 1, 0.5, 0, {333, 333, 333, 0, 0}},        // of equal ones the first
-        {{.15, .15, .15, .4, .15}, 1, 0.5, 0, {273, 0, 0, 727, 0}},
     };
     float logits[5];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -159,15 +143,14 @@ static void test_sample_window(void) {
     }
 }
 
-// Labelled sentences: what is trained on and open out, the rows, their length and first token.
+// Labelled sentences: what is trained on and held out, the rows, and their length.
 static void test_task(void) {
     char lines[4096] = "sentence\tlabel\n", line[1024];
     for (int i = 0; i < 25; i++)
         snprintf(lines + strlen(lines), 64, "%.*s%c\t%d\n", i % 7, "xxxxxxx", 'A' + i, i % 2);
-    const char *tsv = text_file("task.tsv", lines);
     snprintf(line, sizeof line, "--data %s --labels 0|1 --template ~is --model nano --layers 1 "
              "--channels 8 --heads 2 --context 32 --seed 5 --steps 4 --batch 4 --optimizer mezo",
-             tsv);
+             text_file("task.tsv", lines));
     Trainer *a = begin_run(line, in_base("task"));
     Run *r = &a->run;
     int32_t inputs[4 * 16], where[4 * 16];
@@ -182,102 +165,76 @@ static void test_task(void) {
     CHECK(inputs[where[0] - 3] != 'A' && where[1] == (inputs[where[0] - 3] - 'A') % 2,
           "not shuffled, or another label");
     CHECK(r->state.data_hash == hash_word(23, task_hash(&r->task_all)), "other data go unnoticed");
-    trainer_free(a);
-
-    snprintf(line + strlen(line), 400, " --val %s --seq 8 -- --model opt-125m --tokenizer "
-             TEST_FIXTURES "/tokenizer",
-             text_file("val.tsv", "bad\t0\ngood\t1\nso so, and then some\t1\n"));
-    a = begin_run(line, in_base("task"));
-    CHECK(a->run.train.sequences == 25 && a->run.val.sequences == 3 && a->run.T == 8, "--val");
     // OPT's texts begin with </s>, those of bytes and of other models not
-    CHECK(a->run.task_all.first_token == 2 && a->run.task_val_all.first_token == 2, "no </s>");
-    a->run.config.family = FAMILY_GPT2;
-    CHECK(run_first_token(&a->run) == -1, "GPT-2");
-    a->run.config.family = FAMILY_OPT;
-    a->run.tokenizer = tokenizer_bytes();
-    CHECK(run_first_token(&a->run) == -1, "bytes");
+    r->config.family = FAMILY_OPT;
+    CHECK(run_first_token(r) == -1, "bytes");
+    r->tokenizer = tokenizer_open(TEST_FIXTURES "/tokenizer", &err);
+    CHECK(run_first_token(r) == 2, "no </s>");
+    r->config.family = FAMILY_GPT2;
+    CHECK(run_first_token(r) == -1, "GPT-2");
     trainer_free(a);
-    snprintf(line + strlen(line), 400, " --seq 1");
-    CHECK(DIES_WITH("--seq 2 or more", begin_run(line, in_base("short"))), "no room for targets");
-    snprintf(line, sizeof line, "--data %s --labels 0|1 --template ~is --steps 0 --optimizer mezo",
-             text_file("few.tsv", "a\t0\nb\t1\n"));
-    CHECK(DIES_WITH("held-out tenth", begin_run(line, in_base("few"))), "nothing held out");
 }
 
 // Tokens of a row without --seq: what examples need, packed or not, the context, or SEQ_AUTO.
 static void test_row_length(void) {
     static const struct {
-        const char *context, *options;  // %s: a file of so many examples, or of texts
-        bool text;
+        const char *context, *options;  // %s: a file of so many examples
         int examples, each;
         size_t T;
     } cases[] = {
         // 10 inputs each ("x..x", and no token behind it), 8 at a time
-        {"9000", "--data %s", false, 3, 10, 32}, {"9000", "--data %s --pack off", false, 3, 10, 16},
-        {"24", "--data %s", false, 3, 10, 24}, {"9000", "--data %s --seq 640", false, 3, 10, 640},
-        {"9000", "--data %s", false, 400, 10, 2048}, {"9000", "--data %s", false, 2, 3000, 2048},
-        {"2040", "--data %s", false, 2, 3000, 2040},
-        {"9000", "--steps 0 --val %s", false, 3, 10, 16},
-        {"600", "--data LICENSE --val %s", false, 3, 10, 600},  // questions beside a text
-        {"9000", "--data %s", true, 1, 9000, 2048}, {"1024", "--data %s", true, 1, 9000, 1024}};
+        {"9000", "--data %s", 3, 10, 32}, {"24", "--data %s", 3, 10, 24},
+        {"9000", "--data %s", 400, 10, 2048}, {"9000", "--data %s", 2, 3000, 2048},
+        {"9000", "--steps 0 --val %s", 3, 10, 16},
+        {"600", "--data LICENSE --val %s", 3, 10, 600},  // questions beside a text
+        {"9000", "--data doc/tour.md", 0, 0, 2048}, {"1024", "--data doc/tour.md", 0, 0, 1024}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char line[1024], options[200], text[9001] = "";
-        const char *path = in_base(cases[i].text ? "length.txt" : "length.jsonl");
+        char line[1024], options[200], text[3001] = "";
+        const char *path = in_base("length.jsonl");
         Trainer *a = NULL;
         FILE *f = fopen(path, "w");
         memset(text, 'x', (size_t)cases[i].each);
         for (int k = 0; k < cases[i].examples; k++)
-            fprintf(f, cases[i].text ? "%s" : "{\"prompt\":\"%s\",\"completion\":\"y\"}\n",
-                    text);
+            fprintf(f, "{\"prompt\":\"%s\",\"completion\":\"y\"}\n", text);
         fclose(f);
         snprintf(options, sizeof options, cases[i].options, path);
         snprintf(line, sizeof line, "--model nano --layers 1 --channels 8 --heads 2 --context %s "
                  "--steps 4 --optimizer mezo --tokenizer bytes -- %s", cases[i].context, options);
         const char *said = PRINTS(a = begin_run(line, in_base("length")));
         const Run *r = &a->run;
-        const bool told = strstr(said, "without --seq") != NULL;
-        const bool cut = strstr(said, "longer than --seq 2048:") != NULL;
         CHECK(r->T == cases[i].T && r->o.seq == r->T, "case %zu: %zu tokens", i, r->T);
-        CHECK(told == (strstr(options, "--seq") == NULL && r->T < r->config.context),
+        CHECK((strstr(said, "without --seq") != NULL) == (r->T < r->config.context)
+              && (strstr(said, "longer than --seq 2048:") != NULL) == (cases[i].each > 2048),
               "case %zu says: %s", i, said);
-        CHECK(cut == (!cases[i].text && cases[i].each > 2048 && r->T == 2048), "case %zu says: %s",
-              i, said);
         trainer_free(a);
     }
 }
 
 // First values of a model of 4 layers: the spread that the table says, smaller where 2 L
-// projections add up, one for the norms' weights, nothing in the padding; and the same numbers
-// whatever the padding is.
+// projections add up, one for the norms' weights, nothing in the padding.
 static void test_first_values(void) {
-    float firsts[2][2];
-    for (int k = 0; k < 2; k++) {
-        GPT2Config c;
-        gpt2_preset(&c, "d4");
-        c.vocab = k == 0 ? 1000 : 1100;
-        CHECK(gpt2_finish(&c, &err), "%s", err.text);
-        GPT2Table t = gpt2_table(&c);
-        float *arena = ALLOC(float, t.elements, "parameters");
-        gpt2_init(&t, arena, 5);
-        for (const GPT2Tensor *x = t.tensors; x < t.tensors + t.count; x++) {
-            const size_t n = x->rows * x->cols;
-            const float *p = arena + x->offset;
-            double sum = 0, squares = 0;
-            for (size_t j = 0; j < n; j++) { sum += p[j]; squares += (double)p[j] * p[j]; }
-            const bool residual = strstr(x->name, "proj.w") != NULL;
-            const bool ones = strstr(x->name, "ln_") != NULL && strstr(x->name, ".w") != NULL;
-            const double std = x->rank < 2 ? (ones ? 1 : 0) : residual ? 0.02 / sqrt(8) : 0.02;
-            const double spread = sqrt(squares / (double)n);
-            CHECK(fabs(spread - std) <= 0.02 * std, "%s: %g, not %g", x->name, spread, std);
-            CHECK(x->rank < 2 || fabs(sum / (double)n) < 0.05 * std, "%s is not centred", x->name);
-            for (size_t j = n; j < x->size; j++) CHECK(p[j] == 0, "%s: padding", x->name);
-        }
-        firsts[k][0] = arena[t.tensors[t.wte].offset + 1000 * c.channels - 1];
-        firsts[k][1] = arena[t.tensors[t.wpe].offset];
-        gpt2_table_free(&t);
-        free(arena);
+    GPT2Config c;
+    gpt2_preset(&c, "d4");
+    c.vocab = 1000;
+    CHECK(gpt2_finish(&c, &err), "%s", err.text);
+    GPT2Table t = gpt2_table(&c);
+    float *arena = ALLOC(float, t.elements, "parameters");
+    gpt2_init(&t, arena, 5);
+    for (const GPT2Tensor *x = t.tensors; x < t.tensors + t.count; x++) {
+        const size_t n = x->rows * x->cols;
+        const float *p = arena + x->offset;
+        double sum = 0, squares = 0;
+        for (size_t j = 0; j < n; j++) { sum += p[j]; squares += (double)p[j] * p[j]; }
+        const bool residual = strstr(x->name, "proj.w") != NULL;
+        const bool ones = strstr(x->name, "ln_") != NULL && strstr(x->name, ".w") != NULL;
+        const double std = x->rank < 2 ? (ones ? 1 : 0) : residual ? 0.02 / sqrt(8) : 0.02;
+        const double spread = sqrt(squares / (double)n);
+        CHECK(fabs(spread - std) <= 0.02 * std, "%s: %g, not %g", x->name, spread, std);
+        CHECK(x->rank < 2 || fabs(sum / (double)n) < 0.05 * std, "%s is not centred", x->name);
+        for (size_t j = n; j < x->size; j++) CHECK(p[j] == 0, "%s: padding", x->name);
     }
-    CHECK(memcmp(firsts[0], firsts[1], sizeof firsts[0]) == 0, "wte or wpe moved with V");
+    gpt2_table_free(&t);
+    free(arena);
 }
 
 // The factor of fp16's gradients: halved by a step that overflows, doubled after SCALING_STEPS
@@ -304,11 +261,10 @@ static void test_loss_scaling(void) {
                                             0.25 / scale);
     CHECK(memcmp(&step, &want, sizeof step) == 0 && fine.norm == 4 && !fine.skipped,
           "norm %g, scale %g", fine.norm, (double)step.grad_scale);
-    run_adam_step(r, 13, INFINITY, &fine);
-    CHECK(fine.skipped, "an overflow");
+    run_adam_step(r, 13, INFINITY, &wild);
     fine.loss = NAN;
     run_adam_step(r, 13, 1, &fine);
-    CHECK(fine.skipped, "a loss that is no number");
+    CHECK(wild.skipped && fine.skipped, "an overflow, or a loss that is no number");
     r->o.precision = PRECISION_BF16;
     run_scale_loss(r, 14, &wild);
     CHECK(run_loss_scale(r) == 1 && r->state.scaling.scale == scale, "bf16");
@@ -317,15 +273,13 @@ static void test_loss_scaling(void) {
 // What a batch system sends, a second later as well, ends nothing at once; nor does the first
 // signal of a rank that has heard of another's long before.
 static void test_signals_that_are_repeated(void) {
-    static const int again[] = {SIGXCPU, SIGUSR1, SIGUSR2, SIGPIPE};
     const double said[NEWS] = {[NEWS_SIGNAL] = SIGXCPU};
     run_hear(said, NEWS);
     if (stop_time != 0) stop_time -= 5;
     request_stop(SIGTERM);
-    for (int i = 0; i < 4; i++) {
-        stop_time -= 5;
-        request_stop(again[i]);
-    }
+    stop_time -= 5;
+    request_stop(SIGUSR1);
+    request_stop(SIGPIPE);
     CHECK(stop_requested == SIGXCPU, "%d", (int)stop_requested);
     stop_time = stop_requested = 0;
 }
@@ -340,7 +294,6 @@ int main(void) {
              data);
     shape = text;
     RUN(test_first_values);
-    RUN(test_when_a_checkpoint_is_saved);
     RUN(test_weights_in_bf16);
     RUN(test_sampling);
     RUN(test_sample_window);
