@@ -101,7 +101,7 @@ static const Refused *refused_rows(size_t *count) {
     LLAMA_("llama", "'num_key_value_heads':5", "multiple of key heads (5)"),
     LLAMA_("llama", "'rms_norm_eps':1", "eps of norms must be below 1"),
     LLAMA_("qwen2", "'use_sliding_window':true,'max_window_layers':1.5", "must be a whole"),
-    LLAMA_("smollm3", "'no_rope_layers':[1,0,1]", "no_rope_layers must have a 0 every 4 layers"),
+    LLAMA_("smollm3", "'no_rope_layers':[1,1]", "no_rope_layers must have a 0 every 4 layers"),
     LLAMA_("smollm3", "'no_rope_layers':1", "no_rope_layers must have a 0 every 4 layers"),
     // model.safetensors.index.json
     ROW("index", "{}", "there is no weight_map"),
@@ -129,6 +129,7 @@ static const Refused *refused_rows(size_t *count) {
     ONE("F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]", "1234", "tensor a needs"),
     TWO("b", "[3,7]", "1234567", "the tensors do not fill their bytes without gap and overlap"),
     // whole files
+    ROW("safetensors", "", "not a safetensors file"),
     ROW("safetensors", "\3\0\0\0\0\0\0\0{}", "not a safetensors file, or cut short: 10 bytes"),
     ROW("safetensors", "\377\377\377\377\377\377\377\377{}", "or cut short: 10"),
     ROW("safetensors", "\0\0\0\0\0\0\0\0{}", "or cut short: 10"),
@@ -277,7 +278,7 @@ static const Refused *refused_rows(size_t *count) {
     BESIDE("config.json\0{'model_type':'llama'}", "merges.txt of llama, and"),
     BESIDE(CONFIG_GPT2_CLASS ",'add_prefix_space':true}", "with add_prefix_space other"),
     BESIDE(CONFIG_GPT2_CLASS ",'split_special_tokens':true}", "split_special_tokens true"),
-    ROW("beside llama3", "tokenizer_config.json\0{'add_bos_token':false}", "add_bos_token false in"),
+    ROW("beside llama3", "tokenizer_config.json\0{'add_bos_token':false}", "with add_bos_token"),
     BESIDE(CONFIG_ADDED("270", "<|b|>"), "'<|b|>' has the id 270, and Hugging Face gives it 261"),
     BESIDE(CONFIG_ADDED("2x", "</s>"), "tokenizer_config.json: added_tokens without"),
     BESIDE("tokenizer_config.json\0{'added_tokens_decoder':[]}", "added_tokens other than a list"),
