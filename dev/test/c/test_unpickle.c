@@ -127,6 +127,7 @@ static void refusals(void) {
     REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0K\2\205J\377\377\377\377\205"));
     REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0\212\5\1\0\0\0\1\205\212\5\0\0\0\0\1\205"));
     REFUSED("\"conj\" set", VIEW("Float", "K\0K\4\205K\1\205", "}X\4\0\0\0conj\210s"));
+    REFUSED("opcode 0x52", VIEW("Float", "K\0K\4\205K\1\205", "NN"));
     REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0J\377\377\377\377\205K\1\205"));
     REFUSED("opcode 0x51", ONE(FLOATS("\5"), "K\0K\2\205K\1\205"));  // 20 bytes of 16
     REFUSED("entry a is no tensor", "\200\2}X\1\0\0\0aK\1s.");

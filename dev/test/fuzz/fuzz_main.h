@@ -2,10 +2,10 @@
 //     int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 // which asserts what must hold, and ends with its seeds and this header:
 //     #define FUZZ_SEEDS { FUZZ_SEED("text"), FUZZ_SEED("\0bytes") }
-//     #define FUZZ_KINDS {{"json", FUZZ_SEED("")}}  // also the rows of refused.h, behind these bytes
+//     #define FUZZ_KINDS {{"tsv", FUZZ_SEED("")}}  // also the rows of refused.h, behind these bytes
 //     #include "fuzz_main.h"
 // Compiled with -DFUZZ_MAIN there is a main() that runs the seeds and N mutants of them (first
-// argument, 20000 by default), the same ones every time. Other arguments are files to run once.
+// argument, 20000 by default), the same ones every time.
 // Without -DFUZZ_MAIN this header is empty and libFuzzer brings its own main().
 #ifdef FUZZ_MAIN
 #include "../refused.h"
@@ -88,7 +88,7 @@ static const FuzzSeed *fuzz_seeds(size_t *count) {
 }
 
 int main(int argc, char **argv) {
-    static unsigned char buffer[1 << 20];
+    static unsigned char buffer[FUZZ_MAX];
     size_t count;
     const FuzzSeed *seeds = fuzz_seeds(&count);
     const long runs = argc > 1 ? atol(argv[1]) : 20000;
@@ -100,12 +100,6 @@ int main(int argc, char **argv) {
         for (size_t steps = fuzz_below(8) + 1; steps > 0; steps--)
             n = fuzz_mutate(buffer, n, &seeds[fuzz_below(count)]);
         fuzz_run(buffer, n);
-    }
-    for (int i = 2; i < argc; i++) {
-        FILE *f = fopen(argv[i], "rb");
-        if (f == NULL) { perror(argv[i]); return 1; }
-        fuzz_run(buffer, fread(buffer, 1, sizeof buffer, f));
-        fclose(f);
     }
     printf("ok %s: %zu seeds, %ld mutants\n", argv[0], count, runs);
     return 0;

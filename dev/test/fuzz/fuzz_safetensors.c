@@ -90,5 +90,5 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
               "\"activation_function\":\"relu\",\"enable_bias\":true}"), \
     FUZZ_SEED("\2:300012437500100000000000000000000000000\nhashes 01\noptimizer a\n--lr 1\n") }
 #define FUZZ_KINDS {{"safetensors", FUZZ_SEED("\0")}, {"config", FUZZ_SEED("\1")}, \
-    {"header", FUZZ_SEED("\4")}}
+    {"json", FUZZ_SEED("\1")}, {"header", FUZZ_SEED("\4")}}
 #include "fuzz_main.h"
