@@ -118,26 +118,6 @@ static void json_writes(void) {
     free(text);
 }
 
-// A key twice is refused by name, however many there are.
-static void json_keys_twice(void) {
-    enum { KEYS = 200000 };
-    for (int twice = 0; twice < 2; twice++) {
-        char *text = NULL;
-        size_t n = 0;
-        FILE *f = open_memstream(&text, &n);
-        for (int i = 0; i < KEYS; i++)
-            fprintf(f, "%s\"h.%d.w\":%d", i == 0 ? "{" : ",", twice && i == KEYS - 1 ? 7 : i, i);
-        fputc('}', f);
-        fclose(f);
-        const double start = seconds_now();
-        Json *root = json_parse(text, n, &err);
-        CHECK((root == NULL) == twice && (!twice || strstr(err.text, "\"h.7.w\" twice")), "keys");
-        CHECK(seconds_now() - start < 5, "%g seconds", seconds_now() - start);  // a scan: minutes
-        json_free(root);
-        free(text);
-    }
-}
-
 // The start of what begins like JSON does not yet.
 static void json_beginnings(void) {
     static const struct { const char *text; bool begins; } cases[] = {
@@ -204,7 +184,6 @@ int main(void) {
     RUN(json_refuses);
     RUN(json_numbers);
     RUN(json_writes);
-    RUN(json_keys_twice);
     RUN(json_beginnings);
     RUN(text_files);
     remove_tree(base);

@@ -13,17 +13,16 @@ static Error err;
 // own writer gave it: fp32, fp16, bf16, a scalar, an empty one, two that share a storage, a tied
 // one, a parameter, a slice from the middle, and a state dict with its metadata.
 static void as_pytorch_saved_it(void) {
-    static const char *const files[] = {"plain.bin", "model.bin"};
-    static const char *const expected[] = {"plain.safetensors", "model.safetensors"};
+    static const char *const names[] = {"plain", "model"};
     for (int k = 0; k < 2; k++) {
         char path[200];
         Tensors list = {NULL, 0};
         SafeTensors st;
         size_t n = 0;
-        snprintf(path, sizeof path, FIXTURES "%s", files[k]);
+        snprintf(path, sizeof path, FIXTURES "%s.bin", names[k]);
         char *file = file_read(path, &n, &err);
         CHECK(file != NULL && unpickle(file, n, &list, &err), "%s: %s", path, err.text);
-        snprintf(path, sizeof path, FIXTURES "%s", expected[k]);
+        snprintf(path, sizeof path, FIXTURES "%s.safetensors", names[k]);
         CHECK(safetensors_open(&st, path, &err), "%s", err.text);
         CHECK((size_t)st.count == list.count && list.count > 0, "%zu tensors, not %d", list.count,
               st.count);

@@ -58,10 +58,6 @@ static size_t fuzz_mutate(unsigned char *b, size_t n, const FuzzSeed *other) {
     return n - length + put;
 }
 
-#ifndef FUZZ_KINDS
-#define FUZZ_KINDS {{NULL, FUZZ_SEED("")}}
-#endif
-
 const FuzzSeed *fuzz_list;  // (seen by the leak sanitizer)
 
 // The seeds of the fuzzer, then the rows of its kinds; *count of them.
@@ -76,7 +72,7 @@ static const FuzzSeed *fuzz_seeds(size_t *count) {
     for (size_t i = 0; i < rows * sizeof kinds / sizeof kinds[0]; i++) {
         const Refused *r = &row[i % rows];
         const FuzzSeed front = kinds[i / rows].front;
-        if (kinds[i / rows].kind == NULL || strcmp(kinds[i / rows].kind, r->kind) != 0) continue;
+        if (strcmp(kinds[i / rows].kind, r->kind) != 0) continue;
         char *text = quoted_bytes(r->bytes, r->n), *bytes = (char *)malloc(front.n + r->n);
         memcpy(bytes, front.bytes, front.n);
         memcpy(bytes + front.n, text, r->n);
