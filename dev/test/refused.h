@@ -67,18 +67,13 @@ static inline char *quoted(const char *text) { return quoted_bytes(text, strlen(
 static const Refused *refused_rows(size_t *count) {
     static const Refused rows[] = {
     // config.json
-    CONFIG("[]", "model_type is not there"),
     CONFIG("{'model_type':'mixtral'}", "model_type is mixtral; only gpt2, opt, llama"),
-    CONFIG("{'model_type':'llama','num_hidden_layers':3,'hidden_size':64,'num_attention_heads':32,"
-           "'max_position_embeddings':5000,'vocab_size':300}",  // where others take 4 C
-           "intermediate_size must be there"),
     CONFIG("{'model_type':'gpt2','n_layer':3000000,'n_head':2,'n_embd':8,'n_positions':5,"
            "'vocab_size':300}", "layers must be"),
     GPT2_("'n_inner':0", "n_inner must be"),
     GPT2_("'num_attention_heads':3", "multiple of heads (3)"),
     GPT2_("'add_cross_attention':true", "add_cross_attention is not false"),
     GPT2_("'activation_function':'gelu'", "activation_function is gelu;"),
-    GPT2_("'activation_function':7", "activation_function is no name"),
     GPT2_("'quantization_config':{}", "quantization_config is not null"),
     GPT2_("'tie_word_embeddings':'false'", "tie_word_embeddings must be true or false"),
     OPT_("'do_layer_norm_before':false", "word_embed_proj_dim must be hidden_size (8), or smaller"),
@@ -89,8 +84,6 @@ static const Refused *refused_rows(size_t *count) {
     ROPE_("'rope_type':'llama3','factor':8,'low_freq_factor':4,'high_freq_factor':4",
           "high_freq_factor above low_freq_factor"),
     LLAMA_("llama", "'rope_scaling':'linear'", "rope_scaling must be an object"),
-    LLAMA_("llama", "'rope_parameters':3", "rope_parameters must be an object"),
-    LLAMA_("llama", "'rope_theta':0", "rope_theta must be a number above 0"),
     LLAMA_("llama", "'rope_theta':0.5", "rope_theta must be 1 to 1e12"),
     LLAMA_("qwen3", "'rope_parameters':{'partial_rotary_factor':0.25}", "factor is not 1"),
     LLAMA_("llama", "'hidden_act':'relu'", "hidden_act is relu; only silu"),
@@ -102,10 +95,8 @@ static const Refused *refused_rows(size_t *count) {
     LLAMA_("llama", "'rms_norm_eps':1", "eps of norms must be below 1"),
     LLAMA_("qwen2", "'use_sliding_window':true,'max_window_layers':1.5", "must be a whole"),
     LLAMA_("smollm3", "'no_rope_layers':[1,1]", "no_rope_layers must have a 0 every 4 layers"),
-    LLAMA_("smollm3", "'no_rope_layers':1", "no_rope_layers must have a 0 every 4 layers"),
     // model.safetensors.index.json
     ROW("index", "{}", "there is no weight_map"),
-    ROW("index", "{'weight_map':", "JSON, line 1, byte 14: expected a value; and there is"),
     ROW("index", "{'weight_map':{'x':3}}", "it names an impossible file"),
     ROW("index", "{'weight_map':{'x':'../a.safetensors'}}", "it names an impossible file"),
     ROW("index", "{'weight_map':{'x':'a.safetensors'}}", "a.safetensors: No such file"),
@@ -115,9 +106,7 @@ static const Refused *refused_rows(size_t *count) {
     HEADER("{}", "1", "too long: 11 bytes, the header describes 10"),
     HEADER("{'a':3}", "", "tensor a needs a dtype, a shape of at most 8 dimensions, and"),
     HEADER("{'a\\u0000':{'dtype':'U8','shape':[1],'data_offsets':[0,1]}}", "1", "tensor a needs"),
-    HEADER("{'a\\n':{'dtype':'U8','shape':[1],'data_offsets':[0,1]}}", "1", "needs a dtype"),
     HEADER("{'a':{'dtype':3,'shape':[1],'data_offsets':[0,1]}}", "1", "tensor a needs"),
-    HEADER("{'a':{'dtype':'U8','shape':{},'data_offsets':[0,1]}}", "1", "tensor a needs"),
     HEADER("{'a':{'dtype':'U8','shape':[1],'data_offsets':{'x':0,'y':1}}}", "1", "tensor a needs"),
     ONE("F32", "[1]", "[0,4,4]", "1234", "tensor a needs"),
     ONE("F32", "[1]", "[0,-4]", "1234", "tensor a needs"),
@@ -171,7 +160,6 @@ static const Refused *refused_rows(size_t *count) {
     ROW("rates", "", "names no rate"),
     ROW("rates", "h2d 1\n#\nh2d 1\n", "line 3: h2d: no rate of this name"),
     ROW("rates", "h2d -1\n", "line 1: h2d: no rate of this name"),
-    ROW("rates", "h2d\n", "line 1: h2d: no rate of this name"),
     ROW("rates", "h2d nan", "not a number"),
     ROW("rates", "h2d 5GB", "not a number"),
     // command lines
@@ -179,7 +167,6 @@ static const Refused *refused_rows(size_t *count) {
     CPU("--data d --scores s --steps 0 --prompt x", "--scores is of an evaluation"),
     CPU("--data --steps 5", "--data needs a value; write --NAME=VALUE"),
     CPU("--data _", "--data needs a value that is not empty"),
-    CPU("--data d --zo_eps 1", "did you mean --zo-eps?"),  // not --eps
     CPU("--data d --learning-rate 1", "did you mean --lr?"),
     CPU("--data d --lr 1 -- --lr 2 --lr 3", "--lr is given twice, with 2 and 3: leave"),
     CPU("--model m --prompt x --out o", "--data is missing"),
@@ -199,7 +186,6 @@ static const Refused *refused_rows(size_t *count) {
     CPU("--data d --optimizer mezo --dump f", "--dump shows the gradient of plain"),
     GPU("--data d --gpu-memory 24", "24 is less than a megabyte: did you mean gigabytes"),
     GPU("--data d --gpu-memory 24GBs", "is not a size"),
-    GPU("--data d --gpu-memory 99999999TB", "must be 0 to"),
     GPU("--data d --resident 0.5", "--resident needs --offload twinflow, interleave or zenflow"),
     GPU("--data d --offload zenflow --slots 2", "needs another --offload"),
     GPU("--data d --offload zenflow --stride 2", "needs --offload interleave"),
@@ -235,10 +221,8 @@ static const Refused *refused_rows(size_t *count) {
               "post_processor with more than one token on each side"),
     IN_LLAMA2("'ids':[1]", "'ids':[1,2]", "more than one token"),
     IN_LLAMA2("'ids':[1]", "'ids':[2005]", "more than one token"),
-    IN_LLAMA2("'single':[", "'single':[],'other':[", "post_processor without a text"),
     IN_LLAMA3("'type':'BPE'", "'type':'Unigram'", "model of a type other than BPE"),
     IN_LLAMA3("'dropout':null", "'dropout':0.1", "model with dropout: not"),
-    IN_LLAMA3("'ignore_merges':true", "'ignore_merges':1", "model without vocab, merges, true"),
     IN_LLAMA3("'merges':[[", "'merges':{},'other':[[", "model without vocab, merges"),
     IN_LLAMA3("'vocab':{", "'vocab':{},'other':{", "model without vocab, merges"),
     IN_LLAMA3("['h','e']", "['h','e','e']", "tokenizer.json, merge 8: not two tokens"),
@@ -260,7 +244,6 @@ static const Refused *refused_rows(size_t *count) {
     VOCAB(", 'ab': 1", "\xff b\n", "merges a token that is not"),
     VOCAB(", 'ab': 5", "a b\n", "has the id of another"),
     VOCAB(", 'ab': 16777216", "a b\n", "below 2"),
-    VOCAB(", 'ab': '1'", "a b\n", "below 2"),
     VOCAB(", '': 1", "#version\n", "is empty"),
     // the files in the folder of a tokenizer: names and texts
     ROW("folder", "vocab.json\0{}", "/merges.txt"),
@@ -270,7 +253,6 @@ static const Refused *refused_rows(size_t *count) {
     ROW("beside llama3", "tokenizer_config.json\0{'add_bos_token':false}", "with add_bos_token"),
     BESIDE(CONFIG_ADDED("270", "<|b|>"), "'<|b|>' has the id 270, and Hugging Face gives it 261"),
     BESIDE(CONFIG_ADDED("2x", "</s>"), "tokenizer_config.json: added_tokens without"),
-    BESIDE("tokenizer_config.json\0{'added_tokens_decoder':[]}", "added_tokens other than a list"),
     ROW("beside llama3", CONFIG_ADDED("2009", "<|x|>"), "which is that of '<|eot_id|>'"),
     ROW("beside llama3", CONFIG_ADDED("2009", "<|eot_id|>"), "'<|eot_id|>' with normalized false"),
     ROW("beside llama3", "added_tokens.json\0{'<|eot_id|>':2009}", "without added_tokens_decoder"),

@@ -21,13 +21,21 @@ static Task parse_with(const char *text, const char *labels, const char *templat
 // What most tests have in common: labels '-' (0) and '+' (1), template " = ", no first token.
 static Task parse_task(const char *text) { return parse_with(text, "-|+", " = ", bytes, -1, 256); }
 
+// Are these the row's tokens? '.': -1, '_': 0.
+static bool are(const int32_t *row, const char *text) {
+    for (size_t k = 0; text[k] != '\0'; k++) {
+        int32_t want = (unsigned char)text[k];
+        if (want == '.') want = -1;
+        if (want == '_') want = 0;
+        if (row[k] != want) return false;
+    }
+    return true;
+}
+
 // Is the prompt of example i this text, and its label this one?
 static bool task_is(const Task *t, size_t i, const char *text, int label) {
-    const size_t n = strlen(text);
-    if (i >= t->count || t->first[i + 1] - t->first[i] != n || t->label[i] != label) return false;
-    for (size_t k = 0; k < n; k++)
-        if (t->tokens[t->first[i] + k] != (unsigned char)text[k]) return false;
-    return true;
+    return i < t->count && t->first[i + 1] - t->first[i] == strlen(text) && t->label[i] == label
+        && are(t->tokens + t->first[i], text);
 }
 
 static void task_reads(void) {
@@ -100,17 +108,6 @@ static void task_files(void) {
         CHECK(path_is_examples(name) == named[i].examples, "%s: %s", named[i].name, named[i].text);
     }
     CHECK(!path_is_examples(in_base("none")), "not there");
-}
-
-// Are these the row's tokens? '.': -1, '_': 0.
-static bool are(const int32_t *row, const char *text) {
-    for (size_t k = 0; text[k] != '\0'; k++) {
-        int32_t want = (unsigned char)text[k];
-        if (want == '.') want = -1;
-        if (want == '_') want = 0;
-        if (row[k] != want) return false;
-    }
-    return true;
 }
 
 // Labels of several tokens are choices, and what evaluation asks is the likelihood of each.
