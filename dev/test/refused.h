@@ -147,7 +147,7 @@ static const Refused *refused_rows(size_t *count) {
     ROW("jsonl", "{'prompt':'p','choices':['a','b'],'answer':2}", "is not the number of a choice"),
     // token files: the header, without its zeros, and the tokens
     ROW("tokens", HEAD16 "0123456789012345678", "x.bin: truncated"),
-    ROW("tokens", "\x88\xd8\x34\1\1\0\0\0\377\377\377\377" "01234567890123456789", "-1 tokens"),
+    ROW("tokens", "\x88\xd8\x34\1\1\0\0\0\0\0\0\0" "01", "0 tokens"),
     ROW("tokens", "\xa1\xd9\x34\1\1\0\0\0\5\0\0\0" "01234567890123456789", "version than 7"),
     ROW("data.bin", HEAD16, "header"),
     ROW("data.bin", "", "data.bin is empty"),
@@ -241,6 +241,7 @@ static const Refused *refused_rows(size_t *count) {
     VOCAB(", 'abc': 1", "#version\nab c\n", "merge 2: merges a token that is not"),
     VOCAB(", 'ab': 1", "a b\na b\n", "merge 2: occurs twice"),
     VOCAB(", 'ab': 1", "ab \n", "not two tokens"),
+    VOCAB(", 'ab': 1", "a b c\n", "not two tokens"),
     VOCAB(", 'ab': 1", "\xff b\n", "merges a token that is not"),
     VOCAB(", 'ab': 5", "a b\n", "has the id of another"),
     VOCAB(", 'ab': 16777216", "a b\n", "below 2"),

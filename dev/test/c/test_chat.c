@@ -292,6 +292,7 @@ static void chat_templates_refused(void) {
          "it has </think>: --chat-format chatml"},
         {&of_smollm2, TURNS "<|im_sep|>", NULL, NULL, "it has <|im_sep|>"},
         {&of_smollm2, "{{ '<|im_end|>' }}", NULL, NULL, "no format that is known here: --chat"},
+        {&of_v3, "[INST] m [/INST]", NULL, NULL, "it has [INST]"},
         {&of_v3, NEMO, "\\n\\n", "\\n", "it has [INST]"},
         {&of_v3, V7, "[SYSTEM_PROMPT] '", "[SYSTEM_PROMPT]'", "it has [SYSTEM_PROMPT]"},
         {&of_v3, TEKKEN, "{{- " CONTENT, "{{- ' ' + " CONTENT, "it has [SYSTEM_PROMPT]"},

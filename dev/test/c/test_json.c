@@ -19,24 +19,6 @@ static bool accepts_bytes(const char *bytes, size_t n) {
     return ok;
 }
 
-static void json_structure(void) {
-    Json *root = parse(" {\"a\": [1, \"x\", null, {}],"
-                       "\t\"b\":{\"c\":true, \"n\": null},\r\n\"\":false , \"d\" : [ ] } ");
-    CHECK(root != NULL && root->type == JSON_OBJECT && root->count == 4, "%s", err.text);
-    if (root == NULL) return;
-    static const JsonType types[4] = {JSON_NUMBER, JSON_STRING, JSON_NULL, JSON_OBJECT};
-    const Json *a = json_get(root, "a"), *b = json_get(root, "b"), *d = json_get(root, "d");
-    const Json *member = a->child;
-    CHECK(a->type == JSON_ARRAY && a->count == 4 && d->count == 0 && d->child == NULL, "lists");
-    for (int i = 0; i < 4; i++, member = member->next)
-        CHECK(member->type == types[i] && member->key == NULL, "member %d", i);
-    CHECK(member == NULL, "a list that goes on");
-    CHECK(json_get(b, "c")->type == JSON_TRUE && json_get(root, "")->type == JSON_FALSE, "values");
-    CHECK(json_get(b, "n") == NULL && json_get(root, "e") == NULL && json_get(a, "a") == NULL
-          && json_get(NULL, "a") == NULL, "found what is not there");
-    json_free(root);
-}
-
 static void json_strings(void) {
     Json *root = parse("\"\\\"\\\\\\/\\b\\f\\n\\r\\t"
                        "\\u0041\\u00e9\\u20AC\\ud83d\\uDE00 \xc3\xa9\\u0000!\"");
@@ -178,7 +160,6 @@ static void files_by_their_first_bytes(void) {
 int main(void) {
     base_new("json");
     RUN(files_by_their_first_bytes);
-    RUN(json_structure);
     RUN(json_strings);
     RUN(json_accepts);
     RUN(json_refuses);

@@ -153,15 +153,6 @@ static void tokenizer_texts(void) {
     }
 }
 
-// One long token and a merge as long: both need their room (for the address sanitizer).
-static void tokenizer_long_token(void) {
-    char more[5100], merge[5100];
-    snprintf(more, sizeof more, ", \"%05000d\": 300", 0);
-    snprintf(merge, sizeof merge, "%02500d %02500d\n", 0, 0);
-    CHECK(DIES_WITH("merges a token that is not",
-                    tokenizer_of("test", byte_vocabulary(0, more), merge)), "too long");
-}
-
 // ---------------------------------------------------------------------------------------------
 // tokenizer.json
 
@@ -382,18 +373,36 @@ static void words_are_cut(void) {
     }
 }
 
+// Compositions of literal texts that no case of cases.jsonl shows: two marks of one class, what is
+// no UTF-8, what has no trailing consonant, and three times the bytes.
+static void nfc_composes(void) {
+    static const struct { const char *text, *expected; } cases[] = {
+        {"a\xcc\x8d\xcc\x81", "a\xcc\x8d\xcc\x81"}, {"e\xff\xcc\x81", "e\xff\xcc\x81"},
+        {"\xea\xb0\x80\xe1\x86\xa7", "\xea\xb0\x80\xe1\x86\xa7"},
+        {"\xf0\x9d\x87\x80", "\xf0\x9d\x86\xba\xf0\x9d\x85\xa5\xf0\x9d\x85\xaf"}};
+    unsigned char *classes = word_classes_make();
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char *room = NULL;
+        size_t n = strlen(cases[i].text);
+        const char *got = nfc_text(classes, cases[i].text, &n, &room);
+        CHECK(n == strlen(cases[i].expected) && memcmp(got, cases[i].expected, n) == 0,
+              "case %zu", i);
+        free(room);
+    }
+}
+
 int main(void) {
     base_new("tokenizer");
     RUN(unicode_classes);
     RUN(tokenizer_expected);
     RUN(tokenizer_saves);
     RUN(tokenizer_texts);
-    RUN(tokenizer_long_token);
     RUN(tokenizer_beside);
     RUN(json_cases);
     RUN(json_saves);
     RUN(megabyte_words);
     RUN(words_are_cut);
+    RUN(nfc_composes);
     remove_tree(base);
     return test_summary();
 }
