@@ -200,6 +200,8 @@ static void chat_conversations(void) {
          "<s>[SYSTEM_PROMPT] Be brief.[/SYSTEM_PROMPT][INST] Who?[/INST]{  Yes. </s>}"},
         {"zephyr", CHAT_AUTO, &of_llama2, ZEPHYR, 0, SILENT USER "," ANSWERS(" Yes. "),
          " <|system|>\n </s> \n<|user|>\nWho? </s> \n<|assistant|>\n{ Yes.  </s>} \n"},
+        {"zephyr", CHAT_AUTO, &of_v3, ZEPHYR, 0, USER "," OPEN,
+         " <·|·us·er·|·>·\n·W·ho·?·</s>·\n·<·|·ass·ist·ant·|·>·\n"},
         {"phi3", CHAT_AUTO, &of_phi3, PHI(""), 0, SILENT ASKS("") ANSWERS(" Yes. "),
          "<|system|><|end|><|user|><|end|><|assistant|>{ Yes. <|end|>}"},
         {"phi3", CHAT_AUTO, &of_phi3, PHI(" and message['content']"), 0, SILENT ASKS("") OPEN,

@@ -127,30 +127,17 @@ static void write_fixture(const char *folder) {
 
 static void tokenizer_saves(void) {
     Tokenizer *bytes = tokenizer_bytes();
+    size_t n;
     for (int again = 0; again < 2; again++, bytes = tokenizer_load(base)) {
         CHECK(bytes->vocab == 256 && bytes->eot == -1, "%zu, %d", bytes->vocab, bytes->eot);
         for (int i = 0; i < 256; i++) CHECK(bytes->byte_id[i] == (uint32_t)i, "%d", i);
+        CHECK(*tokenizer_token(bytes, 256, &n) == '\0' && n == 0, "a token that is not there");
         tokenizer_save(bytes, base);
     }
     CHECK(DIES_WITH("/vocab.json/vocab.json", tokenizer_load(in_base("vocab.json"))), "a file");
     put_bytes(in_base("vocab.json"), "{}", 3);
     CHECK(DIES_WITH("/vocab.json has a NUL byte", tokenizer_load(base)), "a NUL");
     CHECK(DIES_WITH("/nonexistent/", tokenizer_save(bytes, "/nonexistent")), "no error");
-}
-
-// The texts of tokens: of a byte, of characters that are for no bytes, and of no token.
-static void tokenizer_texts(void) {
-    const Tokenizer *t = tokenizer_of("test", byte_vocabulary(5, ", \"</s>\": 2, "
-                                      "\"\\u2581x y\": 16777215, \"\\u0120a\": 291"), "#version");
-    static const struct { uint32_t id; const char *text; } cases[] = {
-        {2, "</s>"}, {16777215, "\xe2\x96\x81x y"}, {291, " a"}, {5 + ' ', " "}, {4, ""}, {298, ""},
-        {16777216, ""}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        size_t n = 0;
-        const char *bytes = tokenizer_token(t, cases[i].id, &n);
-        CHECK(n == strlen(cases[i].text) && memcmp(bytes, cases[i].text, n) == 0, "id %u: '%.*s'",
-              cases[i].id, (int)n, bytes);
-    }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -396,7 +383,6 @@ int main(void) {
     RUN(unicode_classes);
     RUN(tokenizer_expected);
     RUN(tokenizer_saves);
-    RUN(tokenizer_texts);
     RUN(tokenizer_beside);
     RUN(json_cases);
     RUN(json_saves);
