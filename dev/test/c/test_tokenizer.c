@@ -226,9 +226,6 @@ static void tokenizer_beside(void) {
          {CLASS("GPT2TokenizerFast") "'eos_token':'</s>','add_prefix_space':false}"}},
         {NULL, "<s>", "0 ", "0 2 2: 2",
          {CLASS("GPT2Tokenizer") "'eos_token':'</s>','bos_token':'<s>','add_bos_token':true}"}},
-        {NULL, "11<|b|>", "260 263 ", "-1 263 -1: 263",
-         {CLASS("GPT2Tokenizer") DECODER("263", "<|b|>") "}},'eos_token':'<|b|>'}", 0,
-          "{'eos_token':'<pad>'}", 0, "{'model_type':'qwen2'}"}},
         {NULL, "11<|b|>", "260 263 ", "-1 261 -1: 1 261",
          {"{" DECODER("263", "<|b|>") "}}}", "{'eos_token_id':[1]}", 0,
           "{'<|b|>':9}"}},  // the older file is not read
