@@ -130,6 +130,8 @@ static void task_long_labels(void) {
     const Task last = task_view(&t, 1, 2);
     CHECK(task_rows(&last, false) == 3 && task_find(&last, 2, &choice) == 0 && choice == 2
           && last.label[0] == 0, "view");
+    task_batch(&last, 1, false, 1, 1, T, in[0], to[0], NULL);
+    CHECK(are(in[0], "de=ye___") && are(to[0], "..yes..."), "of a view");
     t = parse_with("abc\t1\nde\t0", "no|yes|!", "=", bytes, -1, 256);
     CHECK(task_hash(&t) != task_hash(&last), "other choices are other data");
 }
