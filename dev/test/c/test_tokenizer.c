@@ -334,7 +334,7 @@ static void megabyte_words(void) {
 static void words_are_cut(void) {
     static const struct { int rule; const char *words; } cases[] = {
         {RULE_LLAMA3, "I|'LL| don|'T|'Ve|'RE|'m|'D|'S|'\xc5\xbf|'s|mall"},
-        {RULE_LLAMA3, "\n|a|\r|b|123|45| |678|x|1"}, {RULE_LLAMA3, "'S|x|'\xc5\xbf|x"},
+        {RULE_LLAMA3, "\n|a|\r|b|123|45| |678|x| \n \n|  | b"}, {RULE_LLAMA3, "'S|x|'\xc5\xbf|x"},
         {RULE_TEKKEN, "camel|Case|HTTPServer| I|'LL| don|'t"},
         {RULE_TEKKEN, "AB\xe3\x81\x82|C| AB\xe3\x81\x82"},
         {RULE_TEKKEN, "\xc7\x85" "ab\xc2\xaa|AB\xcc\x81" "Cd"},
