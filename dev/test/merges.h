@@ -3,34 +3,6 @@
 #ifndef TIDE_MERGES_H
 #define TIDE_MERGES_H
 
-// The vocab.json that belongs to merges.txt by GPT-2's rule: the bytes in the order of their
-// characters, the results of the merges in the order of the file, <|endoftext|>.
-static char *vocabulary_of(const char *merges) {
-    char *text = NULL, utf8[4];
-    size_t length = 0, id = 0, n;
-    FILE *f = open_memstream(&text, &length);
-    for (uint32_t c = 0; c <= 323; c++) {
-        if (tokenizer_char_to_byte(c) < 0) continue;
-        fprintf(f, id == 0 ? "{" : ", ");
-        json_write_string(f, utf8, utf8_encode(c, utf8));
-        fprintf(f, ": %zu", id++);
-    }
-    for (const char *s = merges; *s != '\0'; s += n + (s[n] == '\n')) {
-        n = strcspn(s, "\n");
-        const size_t used = n - (n > 0 && s[n - 1] == '\r');
-        if (used == 0 || strncmp(s, "#version", 8) == 0) continue;
-        char *both = strndup(s, used), *space = strchr(both, ' ');
-        if (space != NULL) memmove(space, space + 1, strlen(space));
-        fprintf(f, ", ");
-        json_write_string(f, both, strlen(both));
-        fprintf(f, ": %zu", id++);
-        free(both);
-    }
-    fprintf(f, ", \"" TOKENIZER_EOT "\": %zu}\n", id);
-    fclose(f);
-    return text;
-}
-
 // Makes a tokenizer of the texts of vocab.json and merges.txt, or ends the program.
 static Tokenizer *tokenizer_of(const char *dir, const char *vocab, const char *merges) {
     Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
@@ -44,27 +16,35 @@ static Tokenizer *tokenizer_of(const char *dir, const char *vocab, const char *m
     return t;
 }
 
-static Tokenizer *tokenizer_of_merges(const char *merges) {
-    char *vocabulary = vocabulary_of(merges);
-    Tokenizer *t = tokenizer_of("merges", vocabulary, merges);
-    free(vocabulary);
-    return t;
-}
-
-// vocab.json with all 256 bytes (but `missing`), id = value + `first`, and `more` at the end.
-static char *byte_vocabulary(int missing, unsigned first, const char *more) {
+// vocab.json with all 256 bytes, id = value + `first`, and `more` at the end.
+static char *byte_vocabulary(unsigned first, const char *more) {
     char *text = NULL, utf8[4];
     size_t n;
     FILE *f = open_memstream(&text, &n);
     for (int i = 0; i < 256; i++) {
-        if (i == missing) continue;
-        fprintf(f, i == (missing == 0) ? "{" : ", ");
+        fprintf(f, i == 0 ? "{" : ", ");
         json_write_string(f, utf8, utf8_encode(tokenizer_byte_to_char(i), utf8));
         fprintf(f, ": %u", (unsigned)i + first);
     }
     fprintf(f, "%s}", more);
     fclose(f);
     return text;
+}
+
+// Makes a tokenizer of the bytes (id = value), the results of merges ("a b\n" for each, with a
+// newline behind it) from 256 on, and <|endoftext|>.
+static Tokenizer *tokenizer_of_merges(const char *merges) {
+    char *more = NULL;
+    size_t length = 0, id = 256;
+    FILE *f = open_memstream(&more, &length);
+    for (const char *s = merges, *space; *s != '\0'; s = strchr(space, '\n') + 1) {
+        space = strchr(s, ' ');
+        fprintf(f, ", \"%.*s%.*s\": %zu", (int)(space - s), s, (int)strcspn(space + 1, "\n"),
+                space + 1, id++);
+    }
+    fprintf(f, ", \"" TOKENIZER_EOT "\": %zu", id);
+    fclose(f);
+    return tokenizer_of("merges", byte_vocabulary(0, more), merges);
 }
 
 // A file of fixtures/tokenizer, or of a folder there.

@@ -15,12 +15,7 @@ typedef struct {
 } Archive;
 
 static void archive_number(unsigned char *to, size_t *at, uint64_t x, int bytes) {
-    for (int i = 0; i < bytes; i++) to[(*at)++] = (unsigned char)(x >> 8 * i);
-}
-
-static void archive_zeros(unsigned char *to, size_t *at, size_t n) {
-    memset(to + *at, 0, n);
-    *at += n;
+    for (int i = 0; i < bytes; i++) to[(*at)++] = i < 8 ? (unsigned char)(x >> 8 * i) : 0;
 }
 
 static void archive_bytes(unsigned char *to, size_t *at, const void *bytes, size_t n) {
@@ -34,7 +29,7 @@ static void archive_header(unsigned char *to, size_t *at, const char *kind, cons
     archive_bytes(to, at, kind, 4);
     if (kind[2] == 1) archive_number(to, at, 45, 2);
     archive_number(to, at, 45, 2);
-    archive_zeros(to, at, 12);  // flags, stored, time, checksum
+    archive_number(to, at, 0, 12);  // flags, stored, time, checksum
     archive_number(to, at, wide ? UINT32_MAX : n, 4);
     archive_number(to, at, wide ? UINT32_MAX : n, 4);
     archive_number(to, at, strlen(name), 2);
@@ -48,7 +43,7 @@ static void archive_add(Archive *a, const char *name, const void *bytes, size_t 
     archive_bytes(a->file, &a->n, bytes, n);
     archive_header(a->directory, &a->directory_n, "PK\1\2", name, n, wide);
     archive_number(a->directory, &a->directory_n, wide ? 28 : 0, 2);
-    archive_zeros(a->directory, &a->directory_n, 10);  // comment, disk, attributes
+    archive_number(a->directory, &a->directory_n, 0, 10);  // comment, disk, attributes
     archive_number(a->directory, &a->directory_n, wide ? UINT32_MAX : begin, 4);
     archive_bytes(a->directory, &a->directory_n, name, strlen(name));
     if (wide) {
@@ -67,7 +62,7 @@ static void archive_end(Archive *a, bool wide) {
     if (wide) {
         archive_bytes(a->file, &a->n, "PK\6\6", 4);
         archive_number(a->file, &a->n, 44, 8);
-        archive_zeros(a->file, &a->n, 12);
+        archive_number(a->file, &a->n, 0, 12);
         archive_number(a->file, &a->n, a->entries, 8);
         archive_number(a->file, &a->n, a->entries, 8);
         archive_number(a->file, &a->n, a->directory_n, 8);

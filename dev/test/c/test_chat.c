@@ -19,9 +19,7 @@ typedef struct {
 static const Kind of_smollm2 = {"small-smollm2", "<|im_start|>", "<|im_end|>"},
     of_llama3 = {"small-llama3", "<|begin_of_text|>", "<|end_of_text|>"},
     of_llama2 = {"small-llama2", "<s>", "</s>"},
-    of_plain_smollm2 = {"small-smollm2", "<|im_start|>", "<|im_end|>", .plain = true},
     of_plain_llama3 = {"small-llama3", "<|begin_of_text|>", "<|end_of_text|>", .plain = true},
-    of_spaced = {"small-llama2", "<s>", "</s>", .spaced = true},
     of_v3 = {"small-llama2", "<s>", "</s>",
              {"[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}, .spaced = true},
     of_phi3 = {"small-llama2", "<s>", "</s>",
@@ -190,8 +188,6 @@ static void chat_conversations(void) {
         {"mistral-v3", CHAT_AUTO, &of_v3, NULL, 0, SILENT ASKS("No[INST] ") KING,
          "<s>·[INST]· No·[·IN·ST·]· ·[/INST]·{ The· king·.·</s>}"},
         // a token of the format that is not special in the tokenizer's files
-        {"chatml", CHAT_AUTO, &of_plain_smollm2, NULL, 0, ASKS("<|im_start|>") OPEN,
-         "<|im_start|>·us·er·\n·<·|·im·_·start·|·>·<|im_end|>·\n·<|im_start|>·ass·ist·ant·\n"},
         {"llama3", CHAT_AUTO, &of_plain_llama3, NULL, 0, ASKS("<|begin_of_text|>") OPEN,
          "<|begin_of_text|>·<|start_header_id|>·us·er·<|end_header_id|>·\n\n·<·|·be·gin·_·of·"
          "_t·ext·|·>·<|eot_id|>·<|start_header_id|>·ass·ist·ant·<|end_header_id|>·\n\n"},
@@ -204,7 +200,7 @@ static void chat_conversations(void) {
          "<s>[SYSTEM_PROMPT] Be brief.[/SYSTEM_PROMPT][INST] Who?[/INST]{  Yes. </s>}"},
         {"zephyr", CHAT_AUTO, &of_llama2, ZEPHYR, 0, SILENT USER "," ANSWERS(" Yes. "),
          " <|system|>\n </s> \n<|user|>\nWho? </s> \n<|assistant|>\n{ Yes.  </s>} \n"},
-        {"zephyr", CHAT_AUTO, &of_spaced, ZEPHYR, 0, USER "," OPEN,
+        {"zephyr", CHAT_AUTO, &of_v3, ZEPHYR, 0, USER "," OPEN,
          " <·|·us·er·|·>·\n·W·ho·?·</s>·\n·<·|·ass·ist·ant·|·>·\n"},
         {"phi3", CHAT_AUTO, &of_phi3, PHI(""), 0, SILENT ASKS("") ANSWERS(" Yes. "),
          "<|system|><|end|><|user|><|end|><|assistant|>{ Yes. <|end|>}"},
@@ -275,9 +271,7 @@ static void chat_templates(void) {
          unread, -1},
         {&of_smollm2, IN_FILE, SYSTEM("A") SYSTEM("B") TURNS, "chatml", NULL, -1},
         {&of_smollm2, IN_FILE, BOS TURNS, "chatml", NULL, 1},
-        {&of_v3, IN_FILE, "[INST] m[/INST]", "mistral-v3", NULL, -1},
         // turns of tools that are written in another way
-        {&of_smollm2, IN_FILE, TURNS "{{- '<tool_response>\\n' }}", "chatml", NULL, -1},
         {&of_llama3, IN_FILE, LLAMA3_TURNS "ipython<|end_header_id|>{\"output\": x} | tojson",
          "llama3", NULL, 2000}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
@@ -300,17 +294,12 @@ static void chat_templates_refused(void) {
          "it has </think>: --chat-format chatml"},
         {&of_smollm2, TURNS "<|im_sep|>", NULL, NULL, "it has <|im_sep|>"},
         {&of_smollm2, "{{ '<|im_end|>' }}", NULL, NULL, "no format that is known here: --chat"},
-        {&of_smollm2, SYSTEM("A") "{{ '<｜User｜>' }}", "<|im_end|>", "", "it has <｜User｜>"},
-        {&of_llama3, LLAMA3_TURNS "{{ m.content.split('</think>')[-1] }}", NULL, NULL, "</think>"},
         {&of_v3, "[INST] m [/INST]", NULL, NULL, "it has [INST]"},
         {&of_v3, NEMO, "\\n\\n", "\\n", "it has [INST]"},
         {&of_v3, V7, "[SYSTEM_PROMPT] '", "[SYSTEM_PROMPT]'", "it has [SYSTEM_PROMPT]"},
-        {&of_v3, TEKKEN "[THINK]", NULL, NULL, "it has [SYSTEM_PROMPT]"},
         {&of_v3, TEKKEN, "{{- " CONTENT, "{{- ' ' + " CONTENT, "it has [SYSTEM_PROMPT]"},
         {&of_llama2, ZEPHYR, "<|user|>\n", "<|user|>", "it has <|user|>"},
-        {&of_llama2, ZEPHYR, "'<|assistant|>' }}\n", "'<|assistant|>' }}", "it has <|user|>"},
-        {&of_phi3, BOS PHI(""), NULL, NULL, "it has <|user|>"},
-        {&of_phi3, PHI(""), "<|system|>\n", "<|system|>", "it has <|user|>"}};
+        {&of_phi3, BOS PHI(""), NULL, NULL, "it has <|user|>"}};
     Chat chat;
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const char *text = cases[i].text;
@@ -322,9 +311,6 @@ static void chat_templates_refused(void) {
         CHECK(chat_open(&chat, t, asked, t->bos, 0, &err) && chat.system == NULL,
               "case %zu, by name: %s", i, err.text);
     }
-    const Tokenizer *bytes = tokenizer_bytes();
-    CHECK(!chat_open(&chat, bytes, CHAT_AUTO, -1, 0, &err) && strstr(err.text, "could end a turn")
-          && strstr(err.text, "--chat-format") == NULL, "of bytes: %s", err.text);
 }
 
 // A model without a template is given one: the text with this hash, whose renderings by
@@ -341,11 +327,7 @@ static void chat_exports(void) {
         {&of_llama3, CHAT_AUTO, 0x68fbd2664cbe7b02, NULL,
          "{\n  \"eos_token_id\": [2001, 2009]\n}\n"},
         {&of_llama3, CHAT_AUTO, 0, "{\"a\": 1, \"eos_token_id\": 2001,\n \"b\": [2]}",
-         "{\n  \"a\": 1,\n  \"b\": [2],\n  \"eos_token_id\": [2001, 2009]\n}\n"},
-        {&of_llama3, CHAT_AUTO, 0, "{\"eos_token_id\": [2001, 2009]}",
-         "{\"eos_token_id\": [2001, 2009]}"},
-        {&of_smollm2, CHAT_AUTO, 0, "{\"a\": \"b\"}",
-         "{\n  \"a\": \"b\",\n  \"eos_token_id\": [2]\n}\n"}};
+         "{\n  \"a\": 1,\n  \"b\": [2],\n  \"eos_token_id\": [2001, 2009]\n}\n"}};
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         if (cases[i].before != NULL) put_text(in_base("generation_config.json"), cases[i].before);
         Tokenizer *t = load(cases[i].kind, IN_FILE, NULL);
@@ -384,8 +366,8 @@ static Task parse_lines(const Tokenizer *t, const char *text, int format, bool l
 static void chat_rows(void) {
     enum { N = 55, P = 28, MOST = 64 };  // the tokens, and those before the first answer
     static const struct { size_t T, from, inputs, targets; } cases[] = {
-        {N + 5, 0, N - 1, 7}, {N - 1, 0, N - 1, 7}, {N - 2, 0, N - 2, 6}, {N - 4, 0, P + 3, 4},
-        {P + 3, 0, P + 3, 4}, {P + 2, 1, P + 2, 4}, {2, P - 1, 2, 2}};
+        {N + 5, 0, N - 1, 7}, {N - 2, 0, N - 2, 6}, {N - 4, 0, P + 3, 4}, {P + 2, 1, P + 2, 4},
+        {2, P - 1, 2, 2}};
     Tokenizer *t = load(&of_llama3, IN_FILE, NULL);
     Task task = parse_lines(t, LINE(TALK ANSWERS("No.")), CHAT_AUTO, false);
     size_t count;
@@ -395,27 +377,22 @@ static void chat_rows(void) {
     int32_t in[MOST], to[MOST];
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
         const size_t T = cases[i].T, n = task_row(&task, 0, 0, T, in, to), from = cases[i].from;
-        size_t trained = 0;
         CHECK(n == cases[i].inputs, "T %zu: %zu inputs", T, n);
         for (size_t k = 0; k < n; k++) {
             const int32_t next = all[from + k + 1], input = k == 0 ? 2000 : token_id(all[from + k]);
             CHECK(in[k] == input && to[k] == (next < 0 ? -1 : next), "T %zu, %zu: %d %d", T, k,
                   in[k], to[k]);
-            trained += to[k] >= 0;
         }
         const TaskSum sum = task_sum(&task, T);
-        CHECK(trained == cases[i].targets && sum.targets == trained && sum.inputs == n
-              && sum.cut == (T < N - 1), "T %zu: %zu trained, not %zu", T, trained, sum.targets);
+        CHECK(sum.targets == cases[i].targets && sum.inputs == n && sum.cut == (T < N - 1),
+              "T %zu: %zu trained", T, sum.targets);
     }
     // a row that is cut keeps the token that begins a conversation, if the template writes one
-    const struct { const Kind *kind; const char *template_text; int32_t begin; } cut[] = {
-        {&of_v3, V7, 1}, {&of_v3, ZEPHYR, -1}, {&of_smollm2, BOS TURNS, 1}};
-    for (size_t i = 0; i < COUNT_OF(cut); i++) {
-        t = load(cut[i].kind, IN_FILE, cut[i].template_text);
+    for (int writes = 0; writes < 2; writes++) {
+        t = load(&of_smollm2, IN_FILE, writes ? BOS TURNS : TURNS);
         task = parse_lines(t, LINE(USER "," KING), CHAT_AUTO, false);
-        const int32_t first = task.tokens[0];
-        CHECK(task.chat.begin == cut[i].begin && task_row(&task, 0, 0, 7, in, to) == 7
-              && (in[0] == first) == (cut[i].begin >= 0), "row %zu: %d", i, in[0]);
+        CHECK(task.chat.begin == (writes ? 1 : -1) && task_row(&task, 0, 0, 7, in, to) == 7
+              && (in[0] == task.tokens[0]) == writes, "row %d: %d", writes, in[0]);
     }
 }
 
@@ -446,49 +423,31 @@ static void chat_forms(void) {
 }
 
 #define MEMBER(more) LINE(USER ",{\"role\":\"assistant\",\"content\":\"x\",\"" more "}")
-#define SHARED_LINE(messages) "{\"conversations\":[" messages "]}"
 #define ALPACA_LINE(more) "{\"instruction\":\"x\",\"output\":\"x\",\"" more "}"
 
 static void chat_bad_lines(void) {
     static const struct { const char *line, *says; } bad[] = {
         {"{\"messages\":\"hi\"}", "\"messages\" is no list"},
-        {"{\"messages\":[]}", "\"messages\" is empty"},
         {LINE("7"), "message 1 is no object with \"role\""},
         {LINE(USER "," MESSAGE("bot", "x")), "message 2 has the role \"bot\", which is none of"},
         {LINE(USER "," MESSAGE("tool", "x")), "has the role \"tool\": the format llama3 has none"},
-        {LINE(MESSAGE("tool", "x")), "the role \"tool\": the format llama3 has none"},
         {MEMBER("tool_calls\":[{}]"), "message 2 has \"tool_calls\", which is not"},
         {MEMBER("weight\":0"), "none has a weight: there is nothing to train"},
         {MEMBER("weight\":2"), "message 2 has a \"weight\" that is not 0, or 1 for an answer"},
         {MEMBER("weight\":\"1\""), "not 0, or 1"},
         {LINE("{\"role\":\"user\",\"content\":\"x\",\"weight\":1}"), "message 1 has a \"weight\""},
-        {SHARED_LINE("{\"from\":\"human\",\"value\":\"x\"}," KING),
-         "message 2 is no object with \"from\" and \"value\""},
-        {SHARED_LINE("{\"from\":\"bot\",\"value\":\"x\"}"),
-         "the role \"bot\", which is none of system, human, gpt and tool"},
-        {SHARED_LINE("{\"from\":\"human\",\"role\":\"user\"}"), "has \"role\", which is not"},
-        {SHARED_LINE("{\"from\":\"human\"}"), "message 1 has no \"value\""},
+        {"{\"conversations\":[{\"from\":\"human\"}]}", "message 1 has no \"value\""},
         {"{\"instruction\":\"x\"}", "\"output\" is missing"},
         {"{\"instruction\":\" \",\"output\":\"x\"}", "\"instruction\" is empty"},
-        {"{\"instruction\":\"x\",\"output\":\" \\n\"}", "\"output\" is empty"},
         {ALPACA_LINE("input\":7"), "\"input\" is no string"},
-        {ALPACA_LINE("prompt\":\"x\""), "no others of these"},
         {ALPACA_LINE("context\":\"x\""), "it has \"context\", which is not"},
-        {ALPACA_LINE("history\":[[\"a\",\"b\"]]"), "it has \"history\", which is not"},
-        {"{\"instruction\":\"x\",\"response\":\"x\"}", "it has \"response\", which is not"},
-        {"{\"conversations\":{\"a\":1}}", "\"conversations\" is no list"},
-        {"{\"conversations\":[]}", "or \"conversations\", or \"instruction\", and no"},
         {LINE("{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"}]}"),
          "no string: write the texts of its parts as one"},
         {LINE(USER "," ANSWERS(" \\n\u00a0")), "message 2, an answer, is empty"},
         {LINE(USER "," MESSAGE("system", "x")), "a system message, and only the first"},
         {LINE(KING), "message 1 is the assistant's, and stands before any user's"},
-        {LINE(BRIEF KING), "message 2 is the assistant's"},
-        {"{\"messages\":[" USER "," KING "],\"text\":\"x\"}", "no others of these"},
-        {"{\"messages\":[" USER "," KING "],\"system\":\"x\"}", "it has \"system\", which"},
-        {"{\"messages\":[" USER "," KING "],\"tools\":[{}]}", "it has \"tools\", which"}};
+        {"{\"messages\":[" USER "," KING "],\"text\":\"x\"}", "no others of these"}};
     static const char twice[] = LINE(USER "," USER "," KING);
-    static const char again[] = LINE(USER "," KING "," KING);
     Tokenizer *t = load(&of_llama3, IN_FILE, NULL), *v1 = load(&of_llama2, IN_FILE, NULL);
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         char text[1024];
@@ -500,12 +459,6 @@ static void chat_bad_lines(void) {
     CHECK(parse_lines(t, twice, CHAT_AUTO, false).count == 1, "Llama-3");
     CHECK(DIES_WITH("messages 1 and 2 are both the user's",
                     parse_lines(v1, twice, CHAT_MISTRAL, false)), "v1");
-    CHECK(DIES_WITH("messages 2 and 3 are both the assistant's",
-                    parse_lines(v1, again, CHAT_LLAMA2, false)), "Llama-2");
-    CHECK(DIES_WITH("line 1: the tokenizer has none of", parse_lines(v1, twice, CHAT_AUTO, false)),
-          "no format");
-    CHECK(DIES_WITH("line 1 has token 2009, but the model's vocabulary has 2009", task_parse("f",
-          strdup(twice), NULL, NULL, t, t->bos, 2009, CHAT_AUTO, false)), "a small model");
 }
 
 int main(void) {

@@ -45,8 +45,6 @@ static void write_tokens(const char *name, const uint32_t *tokens, size_t n, int
 static bool has_tokens(const TokenData *d, int width, const uint32_t *tokens, size_t n) {
     size_t same = 0;
     while (same < n && same < d->tokens && segment_token(d->segments, same) == tokens[same]) same++;
-    if (same < n) printf("  token %zu of %zu is %u, not %u\n", same, d->tokens,
-                         segment_token(d->segments, same), tokens[same]);
     return d->count == 1 && d->tokens == n && same == n && d->segments->width == width;
 }
 
@@ -65,45 +63,24 @@ static void test_round_trip(void) {
         const TokenData d = open_data("a.bin", NULL);
         CHECK(has_tokens(&d, width, tokens, N) && !d.text, "tokens changed, width %d", width);
     }
-    // the header, byte by byte, as llm.c writes it
-    static const unsigned char expected[1024 + 6] = {
-        0x88, 0xd8, 0x34, 0x01, 1, 0, 0, 0, 3, [1024] = 1, [1026] = 2, [1028] = 0x50, 0xc4};
-    const uint32_t three[3] = {1, 2, 50256};
-    size_t n;
-    write_tokens("b.bin", three, 3, 2);
-    const void *bytes = file_map(in_base("b.bin"), &n);
-    CHECK(n == sizeof expected && memcmp(bytes, expected, n) == 0, "not llm.c's bytes");
     clean();
 }
 
 // What cannot be written leaves the file of before, and no temporary one.
 static void test_write_errors(void) {
-    static uint32_t tokens[100000] = {[5] = 65536};
-    static const struct {
-        const char *name;
-        size_t n, limit;
-        int width;
-        const char *words;
-    } rows[] = {
-        {"old.bin", 0, 0, 2, "holds 1 to 2147483647 tokens, not 0"},
-        {"old.bin", (size_t)1 << 31, 0, 2, "not 2147483648"},
-        {"old.bin", 6, 0, 2, "old.bin: token 65536 does not fit into 16 bits"},
-        {"none/a.bin", 6, 0, 4, "none/a.bin: No such file"},
-        {"taken.bin", 6, 0, 4, "taken.bin: Is a directory"},
-        // a full disk: the first fails only when the buffer is flushed
-        {"old.bin", 5, 1000, 2, "old.bin: File too large"},
-        {"old.bin", 100000, 1000, 4, "File too large"},
-    };
-    const uint32_t old = 42;
+    static const uint32_t tokens[6] = {[5] = 65536}, old = 42;
+    static const struct { size_t n, limit; int width; const char *words; } rows[] = {
+        {0, 0, 2, "holds 1 to 2147483647 tokens, not 0"},
+        {(size_t)1 << 31, 0, 2, "not 2147483648"},
+        {6, 0, 2, "old.bin: token 65536 does not fit into 16 bits"},
+        {5, 1000, 2, "old.bin: File too large"}};  // a full disk, as the buffer is flushed
     write_tokens("old.bin", &old, 1, 4);
-    make_directories(in_base("taken.bin"));
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        const char *path = in_base(rows[i].name);
-        if (rows[i].limit > 0) limit_file_size(rows[i].limit);
-        const bool ok = tokens_write(path, tokens, rows[i].n, rows[i].width, &err);
+        limit_file_size(rows[i].limit);
+        const bool ok = tokens_write(in_base("old.bin"), tokens, rows[i].n, rows[i].width, &err);
         limit_file_size(0);
         CHECK(!ok && strstr(err.text, rows[i].words) != NULL, "%zu: %s", i, err.text);
-        CHECK(entries_in(base) == 2, "%zu: a temporary file is left", i);
+        CHECK(entries_in(base) == 1, "%zu: a temporary file is left", i);
         const TokenData d = open_data("old.bin", NULL);
         CHECK(has_tokens(&d, 4, &old, 1), "the file that was there before is gone");
     }
@@ -114,7 +91,6 @@ static void test_write_errors(void) {
 static void test_bad_files(void) {
     static const struct { const char *pattern, *words; } rows[] = {
         {"none.bin", "no such file"}, {"*.none", "*.none"}, {"", "is a directory"},
-        {"?.bin", "d.bin is a directory"}, {"l*.bin", "Too many levels"}, {"pipe", "regular"},
         {"shard_*.bin", "shard_1.bin: truncated"}, {"*.txt", "empty.txt is empty"},
         {"[as]*_2*", "some of these files are text"}};
     Tokenizer *tok = tokenizer_bytes();
@@ -123,20 +99,10 @@ static void test_bad_files(void) {
     for (int i = 0; i < 3; i++) write_tokens(names[i], tokens, 3, 2);
     put("a_2.txt", "text");
     put("empty.txt", "");
-    make_directories(in_base("d.bin"));
-    CHECK(truncate(in_base(names[1]), 1029) == 0 && symlink("l.bin", in_base("l.bin")) == 0
-          && mkfifo(in_base("pipe"), 0666) == 0, "%s", strerror(errno));
+    CHECK(truncate(in_base(names[1]), 1029) == 0, "%s", strerror(errno));
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         CHECK(refused(in_base(rows[i].pattern), tok, rows[i].words), "%s", rows[i].pattern);
-    CHECK(refused("", tok, "no such file"), "an empty name");
     CHECK(refused(in_base("a_2.txt"), NULL, "name it with --tokenizer DIR"), "no tokenizer");
-    // fewer bytes than a header, and a number of tokens with which their product is as many
-    const int32_t less[206] = {BIN_MAGIC_16, 1, -100};
-    CHECK(DIES_WITH("truncated", segment_parse("x.bin", less, sizeof less)), "824 bytes");
-    if (geteuid() != 0) {  // root may read anything
-        CHECK(chmod(in_base("shard_0.bin"), 0) == 0, "chmod");
-        CHECK(refused(in_base("shard_0.bin"), tok, "Permission denied"), "an unreadable file");
-    }
     clean();
 }
 
@@ -159,14 +125,10 @@ static void test_shards(void) {
 
 // What is said of a file that is taken as text; NULL: nothing.
 static void test_what_is_not_text(void) {
-    static const int32_t tokens[256 + 1] = {BIN_MAGIC_16, 1, 2};
-    static const struct { const void *bytes; size_t n; const char *words; } files[] = {
+    static const struct { const char *bytes; size_t n; const char *words; } files[] = {
         {"some text\0", 10, "a.txt is binary (it has NUL bytes)"},
-        {"version https://git-lfs.github.com/spec/v1\n", 43, "git lfs pull"},
         {"PAR1 and ARROW1 are marks", 25, "a.txt is a table (NumPy, Parquet"},
-        {"some text", 9, NULL}, {"a,b\nc,d\ne,f\ng\n", 14, NULL},
-        {"He said, \"no.\"\nShe, too.\nYes, he, and\nyes,\n", 43, NULL},
-        {tokens, sizeof tokens, NULL}};
+        {"some text", 9, NULL}};
     Tokenizer *tok = tokenizer_bytes();
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
         for (ranks.rank = 1; ranks.rank >= 0; ranks.rank--) {  // one rank says it
@@ -176,9 +138,6 @@ static void test_what_is_not_text(void) {
                   : strncmp(said, "tide: warning: ", 15) == 0 && end != NULL && end[1] == '\0'
                     && strstr(said, files[i].words) != NULL, "%zu: %s", i, said);
         }
-    ranks.rank = 0;
-    put_bytes(in_base("tar"), (char[512]){[257] = 'u', 's', 't', 'a', 'r'}, 512);
-    CHECK(refused(in_base("tar"), tok, "tar is an archive (tar)"), "tar");
     // Of a text whose tokens no machine holds, nothing is read but its first bytes.
     put("huge.txt", "text");
     ranks.rank = 1;
@@ -202,7 +161,7 @@ static void test_text(void) {
 
 // Three merges, so that words and white space form tokens, and an end-of-text token (id 259).
 static Tokenizer *small_tokenizer(void) {
-    return tokenizer_of_merges("#version: 0.2\nh e\n\xc4\xa0 t\n\xc4\x8a \xc4\x8a\n");
+    return tokenizer_of_merges("h e\n\xc4\xa0 t\n\xc4\x8a \xc4\x8a\n");
 }
 
 // Texts as documents: the vocabulary's size, the tokens around each text (-1: the tokenizer's), and
@@ -215,17 +174,16 @@ static void test_documents(void) {
         size_t count;
         uint32_t tokens[9];
     } rows[] = {
-        {{"he", " t", "he"}, 260, -1, -1, 2, 5, {256, 259, 257, 259, 256}},
         {{"he", " t", "he"}, 65536, -1, -1, 2, 5, {256, 259, 257, 259, 256}},
         {{"he", " t", "he"}, 65537, -1, -1, 4, 5, {256, 259, 257, 259, 256}},
         {{"he"}, 260, -1, -1, 2, 1, {256}},  // one file, no end
         // a document with an end of its own gets no second one
         {{"he<|endoftext|>", " t", "he"}, 260, -1, -1, 2, 5, {256, 259, 257, 259, 256}},
-        {{"ab", "xyz"}, 260, -1, -1, 2, 6, {64, 65, 259, 87, 88, 89}},
+        {{"ab", "xyz"}, 260, -1, -1, 2, 6, {'a', 'b', 259, 'x', 'y', 'z'}},
         // a token that begins every text, and the end behind it; or the end alone
-        {{"he", " t", "he"}, 260, 65, 259, 2, 9, {65, 256, 259, 65, 257, 259, 65, 256, 259}},
-        {{"bhe<|endoftext|>"}, 260, 65, 259, 2, 3, {65, 256, 259}},
-        {{"bhe<|endoftext|>"}, 260, -1, 259, 2, 3, {65, 256, 259}},
+        {{"he", " t", "he"}, 260, 'b', 259, 2, 9, {'b', 256, 259, 'b', 257, 259, 'b', 256, 259}},
+        {{"bhe<|endoftext|>"}, 260, 'b', 259, 2, 3, {'b', 256, 259}},
+        {{"bhe<|endoftext|>"}, 260, -1, 259, 2, 3, {'b', 256, 259}},
     };
     static const char *const names[3] = {"1.txt", "2.txt", "3.txt"};
     Tokenizer *tok = small_tokenizer();
@@ -245,23 +203,6 @@ static void test_documents(void) {
                             data_check(&d, 259)), "unknown");
     }
     clean();
-}
-
-// As long as they may be; that no token reaches over a cut: test_tokenizer.c.
-static void test_text_blocks(void) {
-    static const struct { const char *text; size_t limit, cut; } rows[] = {
-        {"ab cd ef", 8, 8},   // all fits
-        {"ab cd ef", 7, 5},   // before the last space within the limit
-        {"ab cd ef", 5, 5},   // a space right at the limit
-        {"ab\ncd ef", 4, 2},  // a newline
-        {"a1\tcd ef", 4, 2},  // a tab behind a number
-        {"abcdefgh", 3, 8},   // no place to cut
-    };
-    const Tokenizer *t = small_tokenizer();
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        const size_t cut = tokenizer_block(t, rows[i].text, strlen(rows[i].text), rows[i].limit);
-        CHECK(cut == rows[i].cut, "%s, limit %zu: %zu", rows[i].text, rows[i].limit, cut);
-    }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -293,23 +234,18 @@ static void test_split(void) {
 static void where(const Loader *l, uint64_t position, size_t *segment, size_t *at) {
     int32_t inputs[64], targets[64];
     const size_t T = l->T;
-    memset(inputs, 0xff, sizeof inputs);
-    memset(targets, 0xff, sizeof targets);
-    bool ok = loader_sequence(l, position, 1 << 20, inputs, targets, &err);
-    CHECK(ok, "%s", err.text);
-    *segment = *at = 0;
-    if (!ok) return;
+    inputs[T] = targets[T] = -1;
+    CHECK(loader_sequence(l, position, 1 << 20, inputs, targets, &err), "%s", err.text);
     *segment = (size_t)(inputs[0] - 1) / 1000;
     *at = (size_t)(inputs[0] - 1) % 1000;
-    CHECK(*at + T < l->data->segments[*segment].count, "runs over the end");
-    for (size_t t = 0; t < T; t++) {
-        CHECK(inputs[t] == (int32_t)(1000 * *segment + *at + t + 1), "input %zu", t);
-        CHECK(targets[t] == (int32_t)(1000 * *segment + *at + t + 2), "target %zu", t);
-    }
+    for (size_t t = 0; t < T; t++)
+        CHECK(inputs[t] == (int32_t)(1000 * *segment + *at + t + 1) && targets[t] == inputs[t] + 1,
+              "token %zu", t);
     CHECK(inputs[T] == -1 && targets[T] == -1, "written beyond the end");
 }
 
-// Every window of an epoch exactly once: all at multiples of T after one phase.
+// Every window of an epoch exactly once: all at multiples of T after one phase. Another epoch, or
+// another seed, has another order and another phase.
 static void test_coverage(void) {
     static const size_t shapes[4][4] = {
         {9, 0, 0, 0}, {101, 3, 57, 1}, {2, 2, 2, 2}, {33, 34, 35, 36}};
@@ -337,82 +273,42 @@ static void test_coverage(void) {
             }
         }
     }
-}
-
-// Are n counts as even as chance makes them? The bound of their chi2 is its expectation k plus 5
-// standard deviations sqrt(2 k), with something for small k.
-static void check_even(const double *counts, size_t n, const char *what) {
-    double total = 0, chi2 = 0;
-    for (size_t i = 0; i < n; i++) total += counts[i];
-    const double e = total / (double)n, k = (double)n - 1;
-    for (size_t i = 0; i < n; i++) chi2 += (counts[i] - e) * (counts[i] - e) / e;
-    CHECK(chi2 < k + 5 * sqrt(2 * k) + 8, "%s, %zu: chi2 is %g", what, n, chi2);
-}
-
-static void test_phase(void) {
-    const size_t one = 997, T = 16;
-    TokenData d = numbered(&one, 1);
-    const Loader l = loader_make(&d, T, 11, true);
-    double count[16] = {0};
-    size_t s, at;
-    for (uint64_t epoch = 0; epoch < 1600; epoch++, count[at % T]++)
-        where(&l, epoch * l.sequences, &s, &at);
-    check_even(count, T, "phases");
-}
-
-static void test_stateless(void) {
-    enum { LATE = 600 };
     const size_t counts[2] = {800, 555};
-    TokenData d = numbered(counts, 2);
-    const Loader a = loader_make(&d, 8, 1, true), b = a, c = loader_make(&d, 8, 2, true);
-    const uint64_t n = a.sequences, far = n << 32;  // epochs that differ only beyond 32 bits
-    size_t seg[LATE], at[LATE], s, x, same_seed = 0, same_epoch = 0, same_later = 0;
-    for (uint64_t p = 0; p < LATE; p++) where(&a, p, &seg[p], &at[p]);
-    for (uint64_t p = LATE; p-- > 0;) {  // backwards, with another loader: nothing is remembered
-        where(&b, p, &s, &x);
-        CHECK(s == seg[p] && x == at[p], "position %d", (int)p);
-        where(&c, p, &s, &x);
-        same_seed += s == seg[p] && x == at[p];
-        where(&a, far + p, &s, &x);
-        same_later += s == seg[p] && x == at[p];
-        same_epoch += p >= n && seg[p] == seg[p - n] && at[p] / 8 == at[p - n] / 8;
+    const TokenData d = numbered(counts, 2);
+    const Loader a = loader_make(&d, 8, 1, true), b = loader_make(&d, 8, 2, true);
+    size_t same[3] = {0}, s[3], at[3];
+    for (uint64_t p = 0; p < 600; p++) {
+        where(&a, p, &s[0], &at[0]);
+        where(&a, p + a.sequences, &s[1], &at[1]);
+        where(&b, p, &s[2], &at[2]);
+        for (int k = 1; k < 3; k++) same[k] += s[k] == s[0] && at[k] / 8 == at[0] / 8;
+        same[0] += at[1] % 8 == at[0] % 8;
     }
-    CHECK(same_seed < 20 && same_epoch < 20 && same_later < 20, "%zu, %zu, %zu of 600 are equal "
-          "with another seed, and in other epochs", same_seed, same_epoch, same_later);
-    where(&a, UINT64_MAX, &s, &x);
+    CHECK(same[1] < 20 && same[2] < 20 && same[0] < 500, "%zu %zu of 600 in order, %zu in phase",
+          same[1], same[2], same[0]);
 }
 
-// Of few it is one: test_coverage(). These are too many to visit: in range, and distinct.
-static void test_large_permutations(void) {
-    for (int bits = 33; bits <= 64; bits++)
-        for (int minus = 0; minus < 2; minus++) {
-            const uint64_t n = bits < 64 ? ((uint64_t)1 << bits) - (uint64_t)minus : UINT64_MAX;
-            uint64_t x[3] = {permute(0, n, 1), permute(1, n, 1), permute(n - 1, n, 1)};
-            CHECK(x[0] < n && x[1] < n && x[2] < n, "%d bits: outside", bits);
-            CHECK(x[0] != x[1] && x[1] != x[2] && x[0] != x[2], "%d bits: equal", bits);
-        }
-}
-
-// Over many keys: where the first and the last index land.
+// Over many keys: where the first and the last index land. The bound of the counts' chi2 is its
+// expectation k plus 5 standard deviations sqrt(2 k), with something for small k.
 static void test_permutation_is_random(void) {
-    static const uint64_t sizes[] = {2, 3, 4, 5, 8, 16, 17, 33};
+    static const uint64_t sizes[] = {2, 3, 5, 8, 17, 33};
     for (size_t z = 0; z < sizeof sizes / sizeof sizes[0]; z++) {
-        const uint64_t n = sizes[z];
-        double pairs[33 * 32] = {0};
+        const uint64_t n = sizes[z], cells = n * (n - 1);
+        double pairs[33 * 32] = {0}, chi2 = 0;
+        const double e = 4000.0 / (double)cells, k = (double)cells - 1;
         for (uint64_t key = 0; key < 4000; key++) {
             const uint64_t first = permute(0, n, key), last = permute(n - 1, n, key);
             CHECK(first != last, "both at the same place");
             pairs[first * (n - 1) + last - (last > first)]++;
         }
-        check_even(pairs, n * (n - 1), "pairs");
+        for (size_t i = 0; i < cells; i++) chi2 += (pairs[i] - e) * (pairs[i] - e) / e;
+        CHECK(chi2 < k + 5 * sqrt(2 * k) + 8, "%d: chi2 is %g", (int)n, chi2);
     }
 }
 
 static void test_loader_errors(void) {
     static const struct { size_t counts[3], T; const char *words; } rows[] = {
-        {{0, 0, 0}, 4, "nothing to train on or to evaluate: 0 tokens"},
         {{1, 0, 0}, 1, "nothing to train on or to evaluate: 1 token"},
-        {{5, 9, 7}, SIZE_MAX, "21 tokens"}, {{5, 9, 7}, SIZE_MAX / 2 + 1, "21 tokens"},
         {{5, 9, 7}, 9, "--seq 8 or less"}, {{5, 9, 7}, 8, NULL}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const TokenData d = numbered(rows[i].counts, 3);
@@ -421,32 +317,19 @@ static void test_loader_errors(void) {
         if (rows[i].words == NULL) loader_check(&l);
         else CHECK(DIES_WITH(rows[i].words, loader_check(&l)), "%zu", i);
     }
-}
-
-// A token that the model does not know is named, with its place in the file.
-static void test_vocabulary(void) {
-    const size_t counts[2] = {33, 40};
-    const TokenData d = numbered(counts, 2);  // tokens 1 .. 33 and 1001 .. 1040
-    const TokenData half = data_view(&d, 37, 73);  // from token 4 of the second segment
-    const TokenData odd = numbered(counts, 1);
-    ((uint32_t *)odd.segments[0].tokens)[3] = 0xffffffff;
-    const struct { const TokenData *d; uint64_t at; size_t vocab; const char *words; } rows[] = {
-        {&d, 1, 34, NULL}, {&d, 1, 33, "numbered: token 32 is 33"},
-        {&d, 2, 1001, "token 0 is 1001"}, {&half, 0, 1010, "token 9 is 1010"},
-        {&odd, 0, SIZE_MAX, "token 3 is 4294967295"}};
-    int32_t inputs[64], targets[64];
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        const Loader l = loader_make(rows[i].d, 16, 1, false);
-        const bool ok = loader_sequence(&l, rows[i].at, rows[i].vocab, inputs, targets, &err);
-        CHECK(rows[i].words == NULL ? ok : !ok && strstr(err.text, rows[i].words) != NULL,
-              "%zu: %s", i, err.text);
-    }
+    // A token that the model does not know is named, with its place in the file.
+    int32_t inputs[16], targets[16];
+    const TokenData d = numbered((size_t[2]){33, 40}, 2), half = data_view(&d, 37, 73);
+    const Loader l = loader_make(&half, 16, 1, false);  // from token 4 of the second segment
+    CHECK(loader_sequence(&l, 0, 1022, inputs, targets, &err)
+          && !loader_sequence(&l, 0, 1021, inputs, targets, &err)
+          && strstr(err.text, "numbered: token 20 is 1021") != NULL, "%s", err.text);
 }
 
 // A change of any token, anywhere, is noticed; so is another cut into files.
 static void test_data_hash(void) {
     enum { N = 300001 };
-    uint16_t *tokens = ALLOC(uint16_t, N, "tokens");
+    static uint16_t tokens[N];
     TokenSegment s[2] = {{"a", tokens, N, 0, 2}, {"b", tokens, 100, 0, 2}};
     TokenData d = {1, s, N, false};
     const uint64_t before = data_hash(&d);
@@ -460,9 +343,8 @@ static void test_data_hash(void) {
     s[1].count = 99;
     CHECK(two != before && data_hash(&d) != two, "a second file");
     s[1].count = 100;
-    tokens[N - 1] ^= 1;
+    s[0].count--;
     CHECK(data_hash(&d) != two, "a token of the first");
-    free(tokens);
 }
 
 int main(void) {
@@ -474,16 +356,11 @@ int main(void) {
     RUN(test_what_is_not_text);
     RUN(test_text);
     RUN(test_documents);
-    RUN(test_text_blocks);
     RUN(test_split);
     RUN(test_coverage);
-    RUN(test_phase);
-    RUN(test_stateless);
-    RUN(test_large_permutations);
     RUN(test_permutation_is_random);
     RUN(test_loader_errors);
     RUN(test_data_hash);
-    RUN(test_vocabulary);
     remove_tree(base);
     return test_summary();
 }

@@ -101,7 +101,7 @@ static void try_altered(const char *bytes, size_t n) {
 
 static void try_vocab(const char *bytes, size_t n) {
     (void)n;
-    tokenizer_of("test", byte_vocabulary(-1, 5, bytes), bytes + strlen(bytes) + 1);
+    tokenizer_of("test", byte_vocabulary(5, bytes), bytes + strlen(bytes) + 1);
 }
 
 // Names and texts of files, alone or beside those that the kind names.
@@ -110,7 +110,7 @@ static void try_folder(const char *bytes, size_t n) {
     new_folder();
     if (strcmp(kind, "beside vocab") == 0) {
         put_text(in_base("folder/vocab.json"),
-                 byte_vocabulary(-1, 3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, "
+                 byte_vocabulary(3, ", \"<s>\": 0, \"<pad>\": 1, \"</s>\": 2, "
                                  "\"\\u0120a\": 259, \"11\": 260"));
         put_text(in_base("folder/merges.txt"), "\xc4\xa0 a\n1 1\n");
     } else if (strcmp(kind, "beside llama3") == 0) {

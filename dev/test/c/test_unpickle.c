@@ -13,17 +13,16 @@ static Error err;
 // own writer gave it: fp32, fp16, bf16, a scalar, an empty one, two that share a storage, a tied
 // one, a parameter, a slice from the middle, and a state dict with its metadata.
 static void as_pytorch_saved_it(void) {
-    static const char *const files[] = {"plain.bin", "model.bin"};
-    static const char *const expected[] = {"plain.safetensors", "model.safetensors"};
+    static const char *const names[] = {"plain", "model"};
     for (int k = 0; k < 2; k++) {
         char path[200];
         Tensors list = {NULL, 0};
         SafeTensors st;
         size_t n = 0;
-        snprintf(path, sizeof path, FIXTURES "%s", files[k]);
+        snprintf(path, sizeof path, FIXTURES "%s.bin", names[k]);
         char *file = file_read(path, &n, &err);
         CHECK(file != NULL && unpickle(file, n, &list, &err), "%s: %s", path, err.text);
-        snprintf(path, sizeof path, FIXTURES "%s", expected[k]);
+        snprintf(path, sizeof path, FIXTURES "%s.safetensors", names[k]);
         CHECK(safetensors_open(&st, path, &err), "%s", err.text);
         CHECK((size_t)st.count == list.count && list.count > 0, "%zu tensors, not %d", list.count,
               st.count);
@@ -104,11 +103,7 @@ static void views(void) {
     READS_AS(VIEW("Float", "K\0K\2K\2\206K\1K\2\206", ""), x, (float[]){1, 0, -2, 4}, 4);
     READS_AS(VIEW("Float", "K\1K\3K\2\206K\0K\2\206", ""), x,
              (float[]){-2, 4, -2, 4, -2, 4}, 6);
-    READS_AS(VIEW("Float", "K\2K\3K\5\206K\0K\0\206", ""), x, (float[15]){0}, 15);
-    READS_AS(VIEW("Float", "K\3K\2K\1\206K\0M\0\1\206", ""), x, (float[]){4, 4}, 2);
     READS_AS(VIEW("Float", "K\0K\4\205K\1\205", NEG), x, (float[]){-1, 2, -0.0f, -4}, 4);
-    READS_AS(VIEW("Float", "K\0K\4\205K\1\205", "}X\3\0\0\0neg\211s"), x, x, 4);
-    READS_AS(VIEW("Float", "K\0K\4\205K\1\205", "N"), x, x, 4);
     static const int32_t y[4] = {1, -2, 0, INT32_MIN};
     READS_AS(VIEW("Int", "K\0K\4\205K\1\205", NEG), y, (int32_t[]){-1, 2, 0, INT32_MIN}, 4);
     Tensors list;
@@ -123,51 +118,35 @@ static void refusals(void) {
     static const char same[] = ONE(FLOATS("\4"), "K\1K\3\205K\1\205");
     CHECK(*said(same, sizeof same - 1, true) == '\0', "zip64: %s", err.text);
     REFUSED("os.system, which is no part of a tensor", "\200\2cos\nsystem\nX\4\0\0\0true\205R.");
-    REFUSED("builtins.eval", "\200\2cbuiltins\neval\nX\1\0\0\0001\205R.");
     REFUSED("opcode 0x69", "\200\2(X\4\0\0\0trueios\nsystem\n.");  // INST calls, too
-    REFUSED("opcode 0x81", "\200\2ccollections\nOrderedDict\n)\201.");  // and NEWOBJ
     REFUSED("protocol 4", "\200\4}.");
-    REFUSED("opcode 0x52", "\200\2ccollections\nOrderedDict\nK\1\205R.");
     // strides lead out of the storage; so they do where a product has 65 bits
     REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0K\2K\2\206K\1K\3\206"));
     REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\4K\2\205K\0\205"));
     REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0K\2\205J\377\377\377\377\205"));
     REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0\212\5\1\0\0\0\1\205\212\5\0\0\0\0\1\205"));
     REFUSED("\"conj\" set", VIEW("Float", "K\0K\4\205K\1\205", "}X\4\0\0\0conj\210s"));
-    REFUSED("\"other\" set", VIEW("Float", "K\0K\4\205K\1\205", "}X\5\0\0\0otherNs"));
-    REFUSED("opcode 0x52", VIEW("Float", "K\0K\4\205K\1\205", "K\1"));
     REFUSED("opcode 0x52", VIEW("Float", "K\0K\4\205K\1\205", "NN"));
-    REFUSED("opcode 0x51", ONE("(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0000X\3\0\0\0cpuK\4"
-                               "NtQ", "K\0K\4\205K\1\205"));
-    REFUSED("_rebuild_from_type_v2", "\200\2ctorch._tensor\n_rebuild_from_type_v2\n.");
-    REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\1K\2K\2\206K\2K\1\206"));  // beyond it
     REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0J\377\377\377\377\205K\1\205"));
     REFUSED("opcode 0x51", ONE(FLOATS("\5"), "K\0K\2\205K\1\205"));  // 20 bytes of 16
-    REFUSED("torch.ComplexFloatStorage",
-            ONE(STORAGE_("ComplexFloat", "0", "\2"), "K\0K\2\205K\1\205"));
     REFUSED("entry a is no tensor", "\200\2}X\1\0\0\0aK\1s.");
-    REFUSED("entry a is a dictionary itself", "\200\2}X\1\0\0\0a}s.");
     REFUSED("printable", "\200\2}X\1\0\0\0\nK\1s.");
     REFUSED("there twice", "\200\2}(X\1\0\0\0a"
             TENSOR_(FLOATS("\4"), "K\0K\1\205K\1\205") "q\0X\1\0\0\0ah\0u.");
     REFUSED("no dictionary", "\200\2K\1.");
     REFUSED("cut short", "\200\2}");
-    CHECK(!unpickle("\200\2\212\12l\374\234F\371 j\250P\31.", 15, &(Tensors){NULL, 0}, &err)
-          && strstr(err.text, "before 1.6") != NULL, "%s", err.text);
-    static const char order[] = "\200\2}.";
-    for (int twice = 0; twice < 2; twice++) {  // numbers of a big-endian machine; two with a name
-        Archive a = {0};
-        archive_add(&a, "x/data.pkl", order, sizeof order - 1, false);
-        archive_add(&a, "x/byteorder", twice ? "little" : "big", twice ? 6 : 3, false);
-        archive_end(&a, false);
-        CHECK(unpickle(a.file, a.n, &(Tensors){NULL, 0}, &err) == twice, "%s", err.text);
+    static const struct { const char *name, *bytes; bool good; } more[] = {
+        {"x/byteorder", "little", true}, {"x/byteorder", "big", false},
+        {"x/data/0", "fedcba9876543210", false}};
+    for (int k = 0; k < 3; k++) {
+        archive_pickle(&archive, same, sizeof same - 1, "0123456789abcdef", false);
+        archive_add(&archive, more[k].name, more[k].bytes, strlen(more[k].bytes), false);
+        archive_end(&archive, false);
+        Tensors list = {NULL, 0};
+        CHECK(unpickle(archive.file, archive.n, &list, &err) == more[k].good, "%d: %s", k,
+              err.text);
+        tensors_free(&list);
     }
-    static const char two[] = ONE(FLOATS("\4"), "K\0K\4\205K\1\205");
-    Archive a;
-    archive_pickle(&a, two, sizeof two - 1, "0123456789abcdef", false);
-    archive_add(&a, "x/data/0", "fedcba9876543210", 16, false);
-    archive_end(&a, false);
-    CHECK(!unpickle(a.file, a.n, &(Tensors){NULL, 0}, &err), "an entry is there twice");
 }
 
 int main(void) {

@@ -2,10 +2,10 @@
 //     int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 // which asserts what must hold, and ends with its seeds and this header:
 //     #define FUZZ_SEEDS { FUZZ_SEED("text"), FUZZ_SEED("\0bytes") }
-//     #define FUZZ_KINDS {{"json", FUZZ_SEED("")}}  // also the rows of refused.h, behind these bytes
+//     #define FUZZ_KINDS {{"tsv", FUZZ_SEED("")}}  // also the rows of refused.h, behind these bytes
 //     #include "fuzz_main.h"
 // Compiled with -DFUZZ_MAIN there is a main() that runs the seeds and N mutants of them (first
-// argument, 20000 by default), the same ones every time. Other arguments are files to run once.
+// argument, 20000 by default), the same ones every time.
 // Without -DFUZZ_MAIN this header is empty and libFuzzer brings its own main().
 #ifdef FUZZ_MAIN
 #include "../refused.h"
@@ -58,10 +58,6 @@ static size_t fuzz_mutate(unsigned char *b, size_t n, const FuzzSeed *other) {
     return n - length + put;
 }
 
-#ifndef FUZZ_KINDS
-#define FUZZ_KINDS {{NULL, FUZZ_SEED("")}}
-#endif
-
 const FuzzSeed *fuzz_list;  // (seen by the leak sanitizer)
 
 // The seeds of the fuzzer, then the rows of its kinds; *count of them.
@@ -76,7 +72,7 @@ static const FuzzSeed *fuzz_seeds(size_t *count) {
     for (size_t i = 0; i < rows * sizeof kinds / sizeof kinds[0]; i++) {
         const Refused *r = &row[i % rows];
         const FuzzSeed front = kinds[i / rows].front;
-        if (kinds[i / rows].kind == NULL || strcmp(kinds[i / rows].kind, r->kind) != 0) continue;
+        if (strcmp(kinds[i / rows].kind, r->kind) != 0) continue;
         char *text = quoted_bytes(r->bytes, r->n), *bytes = (char *)malloc(front.n + r->n);
         memcpy(bytes, front.bytes, front.n);
         memcpy(bytes + front.n, text, r->n);
@@ -88,7 +84,7 @@ static const FuzzSeed *fuzz_seeds(size_t *count) {
 }
 
 int main(int argc, char **argv) {
-    static unsigned char buffer[1 << 20];
+    static unsigned char buffer[FUZZ_MAX];
     size_t count;
     const FuzzSeed *seeds = fuzz_seeds(&count);
     const long runs = argc > 1 ? atol(argv[1]) : 20000;
@@ -100,12 +96,6 @@ int main(int argc, char **argv) {
         for (size_t steps = fuzz_below(8) + 1; steps > 0; steps--)
             n = fuzz_mutate(buffer, n, &seeds[fuzz_below(count)]);
         fuzz_run(buffer, n);
-    }
-    for (int i = 2; i < argc; i++) {
-        FILE *f = fopen(argv[i], "rb");
-        if (f == NULL) { perror(argv[i]); return 1; }
-        fuzz_run(buffer, fread(buffer, 1, sizeof buffer, f));
-        fclose(f);
     }
     printf("ok %s: %zu seeds, %ld mutants\n", argv[0], count, runs);
     return 0;

@@ -85,10 +85,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     FUZZ_SEED("\1{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":2,\"n_embd\":8," \
               "\"n_positions\":4,\"vocab_size\":9,\"n_inner\":null," \
               "\"layer_norm_epsilon\":1e-05}"), \
-    FUZZ_SEED("\1{\"model_type\":\"opt\",\"num_hidden_layers\":1,\"num_attention_heads\":2," \
-              "\"hidden_size\":8,\"max_position_embeddings\":4,\"vocab_size\":9,\"ffn_dim\":5," \
-              "\"activation_function\":\"relu\",\"enable_bias\":true}"), \
     FUZZ_SEED("\2:300012437500100000000000000000000000000\nhashes 01\noptimizer a\n--lr 1\n") }
 #define FUZZ_KINDS {{"safetensors", FUZZ_SEED("\0")}, {"config", FUZZ_SEED("\1")}, \
-    {"header", FUZZ_SEED("\4")}}
+    {"json", FUZZ_SEED("\1")}, {"header", FUZZ_SEED("\4")}}
 #include "fuzz_main.h"

@@ -89,7 +89,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
 
 #define FUZZ_SEEDS {                                                                           \
     FUZZ_SEED("\7\1\100sentence\tlabel\na good one \t1\nnot so\t0\n"),                         \
-    FUZZ_SEED("\50\2\0a\t0\r\nb\t1\r\nlong and good, good\t1"),                                \
     FUZZ_SEED("\7\140\100{\"prompt\":\"good\",\"completion\":\" one\"}\n{\"text\":\"a b\"}"),  \
     FUZZ_SEED("\11\143\1{\"prompt\":\"a\",\"choices\":[\" b\",\"good\"],\"answer\":1}\n"),     \
     FUZZ_SEED("\17\40\20not so\t1\na good one\t0\n"),                                          \

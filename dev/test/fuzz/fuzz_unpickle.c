@@ -66,4 +66,5 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     FUZZ_SEED("\0PK\3\4-\0\0\0\0\0\0\0\0\0\0\0\0\0\4\0\0\0\4\0\0\0\12\0\0\0x/data.pkl\200\2}." \
               "PK\1\2-\0-\0\0\0\0\0\0\0\0\0\0\0\0\0\4\0\0\0\4\0\0\0\12\0\0\0\0\0\0\0\0\0\0\0\0\0" \
               "\0\0\0\0x/data.pklPK\5\6\0\0\0\0\1\0\1\0\70\0\0\0\54\0\0\0\0\0") }
+#define FUZZ_KINDS {{"no rows", FUZZ_SEED("")}}
 #include "fuzz_main.h"
