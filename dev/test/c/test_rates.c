@@ -1,5 +1,5 @@
 // test_rates: rates.h. The bound against numbers made by hand, and its best share against a search;
-// Eq. 1 against the paper's numbers; the file.
+// the file. (What is refused: test_refused.c; that it comes back: fuzz_rates.c.)
 #include "../../../tide/plan/rates.h"
 #include "../files.h"
 #include "../test.h"
@@ -7,11 +7,6 @@
 
 // bf16 on the wire, gradients of visitors on the GPU.
 static const UpdateBytes wire = {2, 2, 1, 10, 0};
-
-// Is x what `digits` decimals of a table say?
-static bool prints(double x, double table, int digits) {
-    return fabs(x - table) <= 0.5001 * pow(10, -digits);
-}
 
 // B and W in GB/s, Uc in G parameters/s; 0: no limit.
 static Rates machine(double B, double W, double Uc) {
@@ -44,20 +39,8 @@ static void test_traffic(void) {
         }
 }
 
-// Eq. 1 per GPU at B = 13.75 G parameters/s: Uc, Dc, Ug, k.
-static void test_eq1_table(void) {
-    static const double table[][4] = {
-        {2, 15.5, 25, 0.49}, {2, 15.5, 100, 0.43}, {3, 0, 100, 0.77},
-        {5, 0, 100, 1.39},   {8, 0, 100, 2.57},    {10.7, 0, 100, 4.00}};
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        const double *t = table[i];
-        Rates r = machine(0, 0, 0);
-        r.h2d = 55e9;
-        r.host_adam = 1e9 * t[0];
-        r.host_cast = 1e9 * t[1];
-        r.gpu_adam = 1e9 * t[2];
-        CHECK(prints(eq1_stride(&r), t[3], 2), "Uc %g: k %g", t[0], eq1_stride(&r));
-    }
+// Eq. 1 where it has no number of its own. (The paper's numbers: test_plan.cu.)
+static void test_eq1(void) {
     Rates r = machine(0, 0, 2);
     CHECK(isnan(eq1_stride(&r)), "no link known");
     r.h2d = 3e9;  // 1/(2B) > 1/Uc: the weights alone fill the link, and k would be negative
@@ -66,20 +49,13 @@ static void test_eq1_table(void) {
     CHECK(fabs(eq1_stride(&r) - 6) < 1e-12, "%g", eq1_stride(&r));
 }
 
-// Machines of scripts/rates. All can be planned for; those that were not measured have every rate.
+// Machines of scripts/rates. All can be planned for.
 static void test_machines(void) {
     Rates r;
     glob_t files;
     CHECK(glob("scripts/rates/*.txt", 0, NULL, &files) == 0, "none");
-    for (size_t i = 0; i < files.gl_pathc; i++) {
-        const char *file = files.gl_pathv[i];
-        CHECK(rates_load(&r, file, &err) && r.h2d > 0 && r.d2h > 0, "%s: %s", file, err.text);
-        if (strstr(file, "h200_16") == NULL && strstr(file, "4090") == NULL
-            && strstr(file, "3090") == NULL) continue;
-        for (int j = 0; j < RATE_FIELDS; j++)
-            CHECK(*rate_at(&r, j) > 0, "%s: no %s", file, rate_fields[j].name);
-        CHECK(fabs(r.dram / (ADAM_BYTES * r.host_adam) - 1) < .02, "%s: dram and host_adam", file);
-    }
+    for (size_t i = 0; i < files.gl_pathc; i++)
+        CHECK(rates_load(&r, files.gl_pathv[i], &err) && r.h2d > 0 && r.d2h > 0, "%s", err.text);
     globfree(&files);
 }
 
@@ -145,14 +121,13 @@ static void test_two_dram_rates(void) {
 static void test_limit_names(void) {
     static const struct { double B, W, Uc, Ug, share; const char *limit; } rows[] = {
         {55, 150, 3, 1, 0, "cores"}, {55, 150, 3, 1, 1, "GPU"}, {55, 150, 3, 100, 1, "link"},
-        {55, 150, 3, 100, .6, "DRAM"}, {55, 150, 3, 100, -1, "link and DRAM"},  // -1: the best
         {55, .995 * 55 * 20 / 10, 3, 100, 1, "DRAM"},  // nearly as slow is not as slow
-        {2. / 28, 1, 1. / 28, 0, 0, "link and DRAM and cores"}, {0, 0, 0, 0, -1, "nothing"}};
+        {2. / 28, 1, 1. / 28, 0, 0, "link and DRAM and cores"}, {0, 0, 0, 0, 0, "nothing"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char text[40];
         Rates r = machine(rows[i].B, rows[i].W, rows[i].Uc);
         r.gpu_adam = 1e9 * rows[i].Ug;
-        update_bound(&r, &wire, rows[i].share < 0 ? best_share(&r, &wire) : rows[i].share, text);
+        update_bound(&r, &wire, rows[i].share, text);
         CHECK(strcmp(text, rows[i].limit) == 0, "%s, not %s", text, rows[i].limit);
     }
 }
@@ -180,11 +155,6 @@ static void test_sharing(void) {
 // ---------------------------------------------------------------------------------------------
 // The file
 
-static void test_file_not_there(void) {
-    Rates r;
-    CHECK(!rates_load(&r, base, &err) && strstr(err.text, "regular") != NULL, "%s", err.text);
-}
-
 static void test_file_accepted(void) {
     Rates r;
     memset(&r, 0xff, sizeof r);
@@ -197,32 +167,16 @@ static void test_file_accepted(void) {
           r.gpu_attention);
 }
 
-static void test_file_round_trip(void) {
-    Rates r, back;
-    char text[32];
-    for (int j = 0; j < RATE_FIELDS; j++) *rate_at(&r, j) = exp(uniform(-20, 50));
-    FILE *f = fopen(in_base("rates"), "wb");
-    rates_write(f, &r);
-    fclose(f);
-    CHECK(rates_load(&back, in_base("rates"), &err), "%s", err.text);
-    for (int j = 0; j < RATE_FIELDS; j++) {
-        snprintf(text, sizeof text, "%.3g", *rate_at(&r, j));
-        CHECK(*rate_at(&back, j) == strtod(text, NULL), "%.17g, not %s", *rate_at(&back, j), text);
-    }
-}
-
 int main(void) {
     base_new("rates");
     RUN(test_traffic);
-    RUN(test_eq1_table);
+    RUN(test_eq1);
     RUN(test_machines);
     RUN(test_against_search);
     RUN(test_two_dram_rates);
     RUN(test_limit_names);
     RUN(test_sharing);
-    RUN(test_file_not_there);
     RUN(test_file_accepted);
-    RUN(test_file_round_trip);
     remove_tree(base);
     return test_summary();
 }
