@@ -195,21 +195,8 @@ static void masters_come_back(void) {
 // ---------------------------------------------------------------------------------------------
 // Moments in bf16
 
-// Of 65536 random numbers, as many round up as what is dropped says: the mean is exact.
-static void random_rounding_has_the_mean(void) {
-    for (uint32_t i = 0; i < 64; i++) {
-        const uint32_t bits = philox4x32(7, i, 0, 0, 0).x[0] % 0x7f7f0000u | i << 31;
-        const float f = from_bits(bits);
-        uint32_t up = 0, wrong = 0;
-        for (uint32_t random = 0; random < 1 << 16; random++) {
-            const uint32_t got = random_upper(f, random) >> 16;
-            up += got == (bits >> 16) + 1;
-            wrong += got != bits >> 16 && got != (bits >> 16) + 1;
-        }
-        CHECK(wrong == 0 && up == (bits & 0xffff), "%08x: %u up, %u elsewhere", (unsigned)bits,
-              (unsigned)up, (unsigned)wrong);
-    }
-    // what has no neighbours, and NaNs: a GPU's first
+// What has no neighbours stays, and a NaN is one. (How others are rounded is in the hashes below.)
+static void random_rounding_stays(void) {
     static const uint32_t stay[] = {0, 0x7f800000, 0xff800000, 0x7fffffff, 0xffffffff, 0x7f800001};
     for (int k = 0; k < 12; k++) {
         const float x = from_bits(stay[k / 2]);
@@ -332,7 +319,7 @@ int main(void) {
     RUN(bf16_rounds_to_nearest_even);
     RUN(runs_are_scalar_with_any_threads);
     RUN(masters_come_back);
-    RUN(random_rounding_has_the_mean);
+    RUN(random_rounding_stays);
     RUN(bits_are_the_same_everywhere);
     RUN(tiny_moments_become_zero);
     RUN(accumulation_is_its_definition);
