@@ -186,19 +186,18 @@ static void weights_by_definition(GPT2 *g, float *theta, const ZoConfig *c, size
 static void step_is_its_definition(void) {
     static Feed f;
     use_threads(1);
-    for (int mode = 0; mode < 4; mode++) {
-        const bool task = mode & 1;
-        const size_t accum = 1 + (size_t)(mode >> 1);
+    for (int mode = 0; mode < 2; mode++) {  // tokens; prompts, in two micro-batches
+        const size_t accum = 1 + (size_t)mode;
         const int queries = 3;
         GPT2 g;
         Error err;
         model_make(&g);
-        feed_fill(&f, &g.config, B, T, g.config.vocab, task);
+        feed_fill(&f, &g.config, B, T, g.config.vocab, mode);
         f.r.o.accum = accum;
         f.r.o.seed = 3;
         f.r.o.weight_decay = 0.1;
         f.r.step_tokens = B * T * accum;
-        const ZoConfig c = config_of(70, mode >> 1, queries, ZO_FP32);
+        const ZoConfig c = config_of(70, mode, queries, ZO_FP32);
         const size_t n = g.table.elements;
         float *want = floats(n);
         memcpy(want, g.theta, n * sizeof *want);
@@ -226,8 +225,8 @@ static void step_is_its_definition(void) {
             const StepResult x = mezo_step(&g, &f.r, step);
             CHECK(x.loss == want_loss && x.norm == want_norm && x.loss > 0 && x.norm > 0,
                   "mode %d: loss %.9g, not %.9g", mode, x.loss, want_loss);
-            CHECK(same(g.theta, want, n), "mode %d, step %zu: weights", mode, step);
-            CHECK(same(g.params, want, n), "mode %d, step %zu: what is used", mode, step);
+            CHECK(same(g.theta, want, n) && same(g.params, want, n), "mode %d, step %zu: weights",
+                  mode, step);
         }
         // a loss that is no number: the weights stay
         float *const last = &g.theta[g.table.tensors[g.table.ln_f_b].offset], before = *last;
@@ -242,7 +241,7 @@ static void step_is_its_definition(void) {
     use_threads(0);
 }
 
-// Equal losses are an update of the decay alone; losses that are no numbers are none.
+// Losses that are no numbers are no update.
 static void what_losses_come_to(void) {
     const ZoConfig c = {1, 0.5f, 2, ZO_GAUSSIAN, ZO_FP32};
     ZoUpdate u;
@@ -255,8 +254,6 @@ static void what_losses_come_to(void) {
     CHECK(u.step == 0 && isnan(loss), "an update of what is no number");
     zo_estimate(&u, &c, 3, 1e30, 0.2, (double[]){5, 3, 1, 4}, &loss, &norm);
     CHECK(u.step == 0 && loss == 3.25, "an update that is too large");
-    zo_estimate(&u, &c, 3, 0.1, 0.2, (double[]){5, 5, 4, 4}, &loss, &norm);
-    CHECK(u.step == 3 && norm == 0 && u.shrink > 0 && u.scale[0] == 0, "no decay");
 }
 
 int main(void) {
