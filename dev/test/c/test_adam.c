@@ -41,23 +41,17 @@ static void numbers_of_16_bits(void) {
 // anywhere, empty ones, whole chunks, several chunks and a bit, with and without gaps.
 enum { RUNS = 66, RUNS_END = 430000 };
 
-// Weights are p, or in `half` and `low`, split: one array, so that a copy is one.
-typedef struct { float *p, *m, *v; uint16_t *half, *low; } State;
-typedef struct { float *g, *sum; uint16_t *g16; } Gradient;
+// Weights are p, or in `half` and `low`, split. One array; the state, up to low, is its begin.
+typedef struct { float *p, *m, *v; uint16_t *half, *low; float *g, *sum; uint16_t *g16; } Arrays;
 
-static State state_make(void) {
-    float *p = floats(4 * RUNS_END);
-    uint16_t *half = (uint16_t *)(p + 3 * RUNS_END);
-    return (State){p, p + RUNS_END, p + 2 * RUNS_END, half, half + RUNS_END};
-}
-
-static Gradient gradient_make(void) {
-    float *g = floats(3 * RUNS_END);
-    return (Gradient){g, g + RUNS_END, (uint16_t *)(g + 2 * RUNS_END)};
+static Arrays arrays_make(void) {
+    float *p = floats(7 * RUNS_END), *halves = p + 3 * RUNS_END, *g = halves + RUNS_END;
+    return (Arrays){p, p + RUNS_END, p + 2 * RUNS_END, (uint16_t *)halves,
+                    (uint16_t *)halves + RUNS_END, g, g + RUNS_END, (uint16_t *)(g + 2 * RUNS_END)};
 }
 
 // Ordinary values, with everything that is not ordinary in between.
-static void fill(State *a, Gradient *g) {
+static void fill(Arrays *a) {
     static const uint32_t special[] = {
         0, 0x80000000, 1, 0x80000001, 0x007fffff, 0x00800000, 0x80800000, 0x00800001, 0x7f7fffff,
         0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000, 0x1f800000, 0x20000000, 0x3f800000};
@@ -65,19 +59,19 @@ static void fill(State *a, Gradient *g) {
         const Philox4 r = philox4x32(4, i, 1, 2, 3), which = philox4x32(4, i, 1, 2, 4);
         float z[8];
         rng_normal8(r, z);
-        float *const to[] = {&a->p[i], &a->m[i], &a->v[i], &g->g[i]};
+        float *const to[] = {&a->p[i], &a->m[i], &a->v[i], &a->g[i]};
         const float ordinary[] = {z[0], 1e-3f * z[1], 1e-6f * z[2] * z[2], 1e-2f * z[3]};
         for (int k = 0; k < 4; k++)
             *to[k] = which.x[k] % 8 > 0 ? ordinary[k] : from_bits(special[which.x[k] / 8 % 16]);
         a->v[i] = fabsf(a->v[i]);
-        g->sum[i] = z[4];
-        g->g16[i] = f32_to_bf16(g->g[i]);
+        a->sum[i] = z[4];
+        a->g16[i] = f32_to_bf16(a->g[i]);
     }
     master_move(a->half, a->low, a->p, RUNS_END, false);
 }
 
 // Lets the work be on *to, a copy of *from.
-static void start(AdamWork *w, State *to, const State *from) {
+static void start(AdamWork *w, Arrays *to, const Arrays *from) {
     memcpy(to->p, from->p, RUNS_END * 16);
     w->w = w->halves ? (void *)to->half : to->p;
     w->low = w->halves && !w->step.master_bf16 ? to->low : NULL;
@@ -92,7 +86,7 @@ static size_t different(const float *a, const float *b, size_t n) {
     return count;
 }
 
-static size_t different_state(const State *a, const State *b, bool half_moments) {
+static size_t different_state(const Arrays *a, const Arrays *b, bool half_moments) {
     const size_t n = RUNS_END;
     size_t count = different(a->p, b->p, n);
     for (size_t i = 0; i < n; i++) {
@@ -117,28 +111,20 @@ static void runs_make(AdamRun *runs) {
     CHECK(at < RUNS_END, "%zu", at);
 }
 
-// In every mode, with any threads, for any cut of the runs, against the step of one element at a time
-// by the whole gradient. Moments are fp32, or bf16, which take 2 bytes of each 4; weights have lower
-// halves, or are rounded at random.
+// In every mode, with any threads, against the step of one element at a time by the whole gradient.
+// Moments are fp32, or bf16, which take 2 bytes of each 4; weights have lower halves, or are rounded
+// at random.
 static void check_runs(int half, int rounded) {
-    State a = state_make(), b = state_make(), want = state_make();
-    Gradient g = gradient_make();
-    AdamRun runs[RUNS], cut[2 * RUNS];
+    Arrays a = arrays_make(), b = arrays_make(), want = arrays_make();
+    AdamRun runs[RUNS];
     runs_make(runs);
-    for (int r = 0; r < RUNS; r++) {
-        const size_t third = runs[r].length / 3 / NORM_BLOCK * NORM_BLOCK;
-        cut[2 * r] = cut[2 * r + 1] = runs[r];
-        cut[2 * r].length = third;
-        cut[2 * r + 1].at += third;
-        cut[2 * r + 1].index += third;
-        cut[2 * r + 1].length -= third;
-    }
-    fill(&a, &g);
+    fill(&a);
     for (size_t i = 0; half && i < RUNS_END; i++) {
         ((uint16_t *)a.m)[i] = f32_to_bf16(a.m[i]);
         ((uint16_t *)a.v)[i] = f32_to_bf16(a.v[i]);
     }
-    AdamWork work = {.scale = 0.7f, .step = adam_step_prepare(3e-4, 0.9, 0.999, 1e-8, 0.1, 10, 0.5)};
+    AdamWork work = {.scale = 0.7f, .runs = runs, .count = RUNS,
+                     .step = adam_step_prepare(3e-4, 0.9, 0.999, 1e-8, 0.1, 10, 0.5)};
     work.step.moments_bf16 = half;
     work.step.master_bf16 = rounded;
     // of a gradient; of a sum; of a sum and a gradient
@@ -147,12 +133,12 @@ static void check_runs(int half, int rounded) {
     for (int mode = FP32; mode < MODES; mode++) {
         work.halves = mode != FP32 && mode != SUM && mode != SUM_FP32;
         work.grad_is_half = mode == SPLIT_BF16 || mode == SPLIT_SUM_BF16;
-        work.grad = work.grad_is_half ? (const void *)g.g16 : (const void *)g.g;
+        work.grad = work.grad_is_half ? (const void *)a.g16 : (const void *)a.g;
         if (mode == SUM || mode == SPLIT_SUM) work.grad = NULL;
-        work.sum = mode >= SUM ? g.sum : NULL;
+        work.sum = mode >= SUM ? a.sum : NULL;
         for (size_t i = 0; i < RUNS_END; i++) {
-            const float x = work.grad_is_half ? bf16_to_f32(g.g16[i]) : g.g[i];
-            total[i] = mode < SUM ? x : work.grad == NULL ? g.sum[i] : fmaf(0.7f, x, g.sum[i]);
+            const float x = work.grad_is_half ? bf16_to_f32(a.g16[i]) : a.g[i];
+            total[i] = mode < SUM ? x : work.grad == NULL ? a.sum[i] : fmaf(0.7f, x, a.sum[i]);
         }
         AdamWork one = work;
         one.sum = NULL;
@@ -163,8 +149,6 @@ static void check_runs(int half, int rounded) {
             for (size_t i = r->at; i < r->at + r->length; i++)
                 adam_range(&one, i, i + 1, (uint32_t)(r->index - r->at), r->decay);
         for (int threads = 1; threads <= 4; threads++) {
-            work.runs = threads % 2 == 0 ? cut : runs;
-            work.count = threads % 2 == 0 ? 2 * RUNS : RUNS;
             use_threads(threads);
             start(&work, &b, &a);
             adam_work(&work);
@@ -174,8 +158,8 @@ static void check_runs(int half, int rounded) {
         CHECK(different_state(&a, &want, half) > 1, "mode %d has no effect", mode);
     }
     use_threads(0);
-    float *const all[] = {a.p, b.p, want.p, g.g, total};
-    for (int i = 0; i < 5; i++) free(all[i]);
+    float *const all[] = {a.p, b.p, want.p, total};
+    for (int i = 0; i < 4; i++) free(all[i]);
 }
 
 static void runs_are_scalar_with_any_threads(void) {
@@ -188,20 +172,19 @@ static void runs_are_scalar_with_any_threads(void) {
 // FNV-1a of the state after five steps: the same from every compiler and instruction set.
 static void same_bits(int moments_bf16, int master_bf16, uint64_t expected) {
     enum { N = 20011 };
-    State a = state_make();
-    float *g = floats(N);
+    Arrays a = arrays_make();
     rng_normals(a.p, N, 3, 0, 0, 0);
     master_move(a.half, a.low, a.p, N, false);
     if (master_bf16) memset(a.low, 0, N * sizeof *a.low);
     uint64_t hash = 0xcbf29ce484222325;
     for (uint32_t t = 1; t <= 5; t++) {
-        rng_normals(g, N, 3, t, 1, 0);
+        rng_normals(a.g, N, 3, t, 1, 0);
         AdamStep s = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.1, t, 0.25);
         s.moments_bf16 = moments_bf16;
         s.master_bf16 = master_bf16;
         const AdamRun run = {0, N, 1, 0};
         const AdamWork work = {.w = a.half, .low = master_bf16 ? NULL : a.low, .m = a.m, .v = a.v,
-                               .grad = g, .scale = 1, .runs = &run, .count = 1, .step = s,
+                               .grad = a.g, .scale = 1, .runs = &run, .count = 1, .step = s,
                                .halves = 1};
         adam_work(&work);
     }
@@ -212,7 +195,6 @@ static void same_bits(int moments_bf16, int master_bf16, uint64_t expected) {
     }
     CHECK(hash == expected, "hash is 0x%016llx", (unsigned long long)hash);
     free(a.p);
-    free(g);
 }
 
 static void bits_are_the_same_everywhere(void) {
@@ -249,23 +231,22 @@ static void accumulation_is_its_definition(void) {
     const size_t n = RUNS_END;
     enum { MOST = RUNS + RUNS_END / NORM_BLOCK };
     AdamRun runs[RUNS];
-    State a = state_make();
-    Gradient g = gradient_make();
+    Arrays a = arrays_make();
     float *acc = floats(n), *want = floats(n);
     double sums[MOST], want_sums[MOST];
     runs_make(runs);
-    fill(&a, &g);
+    fill(&a);
     for (int mode = 0; mode < 8; mode++) {
         const int is_half = mode & 1;
-        const AdamWork work = {.sum = acc, .grad = is_half ? (void *)g.g16 : (void *)g.g,
+        const AdamWork work = {.sum = acc, .grad = is_half ? (void *)a.g16 : (void *)a.g,
                                .grad_is_half = is_half, .first = mode >> 1 & 1, .scale = 0.7f,
                                .block_sums = mode >> 2 ? sums : NULL, .runs = runs, .count = RUNS};
-        memcpy(want, g.sum, n * 4);
+        memcpy(want, a.sum, n * 4);
         for (int b = 0; b < MOST; b++) want_sums[b] = -7;
         size_t block = 0;
         for (const AdamRun *r = runs; r < runs + RUNS; r++) {
             for (size_t i = r->at; i < r->at + r->length; i++) {
-                const float x = is_half ? bf16_to_f32(g.g16[i]) : g.g[i];
+                const float x = is_half ? bf16_to_f32(a.g16[i]) : a.g[i];
                 want[i] = work.first ? 0.7f * x : fmaf(0.7f, x, want[i]);
             }
             if (work.block_sums != NULL) norm_block_sums(want + r->at, r->length, want_sums + block);
@@ -273,7 +254,7 @@ static void accumulation_is_its_definition(void) {
         }
         for (int threads = 1; threads <= 4; threads++) {
             use_threads(threads);
-            memcpy(acc, g.sum, n * 4);
+            memcpy(acc, a.sum, n * 4);
             for (int b = 0; b < MOST; b++) sums[b] = -7;
             adam_work(&work);
             CHECK(different(acc, want, n) == 0, "mode %d, %d threads", mode, threads);
@@ -283,8 +264,8 @@ static void accumulation_is_its_definition(void) {
         }
     }
     use_threads(0);
-    float *const all[] = {a.p, g.g, acc, want};
-    for (int i = 0; i < 4; i++) free(all[i]);
+    float *const all[] = {a.p, acc, want};
+    for (int i = 0; i < 3; i++) free(all[i]);
 }
 
 static void clip_scale_cases(void) {

@@ -1,5 +1,5 @@
-// test_finetune.c: what a step of fine-tuning computes. Rows of several examples have the gradient of
-// rows of one, and micro-batches count by their trained tokens. (That prompts are not trained:
+// test_finetune.c: what a step of fine-tuning computes. Rows of several examples have the gradient
+// of rows of one, and micro-batches count by their trained tokens. (That prompts are not trained:
 // test_task.c, test_gpt2.c.)
 #ifndef TESTING  // else another test of the same program has included the trainer
 #define TESTING

@@ -1,5 +1,6 @@
 // test_rates: rates.h. The bound against numbers made by hand, and its best share against a search;
-// the file. (What is refused: test_refused.c; that it comes back: fuzz_rates.c.)
+// the file. (What is refused: test_refused.c; that it is read again: fuzz_rates.c. Eq. 1:
+// test_plan.cu.)
 #include "../../../tide/plan/rates.h"
 #include "../files.h"
 #include "../test.h"
@@ -37,16 +38,6 @@ static void test_traffic(void) {
             const double got = update_bound(&r, &want[i].b, want[i].f, NULL);
             CHECK(got == want[i].bytes[k], "case %zu, %d: %g", i, k, got);
         }
-}
-
-// Eq. 1 where it has no number of its own. (The paper's numbers: test_plan.cu.)
-static void test_eq1(void) {
-    Rates r = machine(0, 0, 2);
-    CHECK(isnan(eq1_stride(&r)), "no link known");
-    r.h2d = 3e9;  // 1/(2B) > 1/Uc: the weights alone fill the link, and k would be negative
-    CHECK(eq1_stride(&r) == INFINITY, "%g", eq1_stride(&r));
-    r.h2d = 8e9;  // B = 2, no Dc, no Ug: (3/2) / (1/2 - 1/4)
-    CHECK(fabs(eq1_stride(&r) - 6) < 1e-12, "%g", eq1_stride(&r));
 }
 
 // Machines of scripts/rates. All can be planned for.
@@ -101,34 +92,29 @@ static void test_against_search(void) {
     }
 }
 
-// Two rates of host memory: `dram_dma` counts while both directions of the link are busy. One that is
-// not known is the other. The link is slower in both directions than in one.
-static void test_two_dram_rates(void) {
-    static const struct { double B, dram, dram_dma, share, seconds; } rows[] = {
-        {50, 100, 160, 0, 28e-9 / 100},  // cores alone
-        {50, 100, 160, .25, .23e-9},     // both directions for 2.5/50 = .05: (26 - 60 x .05) / 100
-        {50, 100, 0, .25, .26e-9}, {50, 0, 160, .25, 26e-9 / 160},
-        {55, 26, 26 + 110, .5, 14e-9 / 26}};  // the link on top costs the cores nothing
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        Rates r = machine(rows[i].B, rows[i].dram, 0);
-        r.dram_dma = 1e9 * rows[i].dram_dma;
-        r.h2d = r.d2h = 1e12;
-        const double got = update_bound(&r, &wire, rows[i].share, NULL);
-        CHECK(fabs(got - rows[i].seconds) < 1e-18, "row %zu: %g", i, got);
-    }
-}
-
-static void test_limit_names(void) {
-    static const struct { double B, W, Uc, Ug, share; const char *limit; } rows[] = {
-        {55, 150, 3, 1, 0, "cores"}, {55, 150, 3, 1, 1, "GPU"}, {55, 150, 3, 100, 1, "link"},
-        {55, .995 * 55 * 20 / 10, 3, 100, 1, "DRAM"},  // nearly as slow is not as slow
-        {2. / 28, 1, 1. / 28, 0, 0, "link and DRAM and cores"}, {0, 0, 0, 0, 0, "nothing"}};
+// Two rates of host memory: `dram_dma` counts while both directions of the link are busy. One that
+// is not known is the other. The link is slower in both directions than in one. And what limits.
+static void test_bound(void) {
+    static const struct { double B, dram, dram_dma, Uc, Ug, share, seconds; const char *limit; }
+    rows[] = {
+        {50, 100, 160, 0, 0, 0, 28e-9 / 100, "DRAM"},  // cores alone
+        {50, 100, 160, 0, 0, .25, .23e-9, "DRAM"},     // both ways for .05: (26 - 60 x .05) / 100
+        {50, 100, 0, 0, 0, .25, .26e-9, "DRAM"}, {50, 0, 160, 0, 0, .25, 26e-9 / 160, "DRAM"},
+        {55, 26, 26 + 110, 0, 0, .5, 14e-9 / 26, "DRAM"},  // the link costs the cores nothing
+        {55, 150, 0, 3, 1, 0, 1e-9 / 3, "cores"}, {55, 150, 0, 3, 1, 1, 1e-9, "GPU"},
+        {55, 150, 0, 3, 100, 1, 10e-9 / 55, "link"},
+        {55, .995 * 110, 0, 3, 100, 1, 20e-9 / .995 / 110, "DRAM"},  // not quite as slow
+        {2. / 28, 1, 0, 1. / 28, 0, 0, 28e-9, "link and DRAM and cores"},
+        {0, 0, 0, 0, 0, 0, 0, "nothing"}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char text[40];
-        Rates r = machine(rows[i].B, rows[i].W, rows[i].Uc);
+        Rates r = machine(rows[i].B, rows[i].dram, rows[i].Uc);
+        r.dram_dma = 1e9 * rows[i].dram_dma;
         r.gpu_adam = 1e9 * rows[i].Ug;
-        update_bound(&r, &wire, rows[i].share, text);
-        CHECK(strcmp(text, rows[i].limit) == 0, "%s, not %s", text, rows[i].limit);
+        r.h2d = r.d2h = 20 * r.h2d_duplex;
+        const double got = update_bound(&r, &wire, rows[i].share, text);
+        CHECK(fabs(got - rows[i].seconds) < 1e-18 && strcmp(text, rows[i].limit) == 0,
+              "row %zu: %g, %s", i, got, text);
     }
 }
 
@@ -170,11 +156,9 @@ static void test_file_accepted(void) {
 int main(void) {
     base_new("rates");
     RUN(test_traffic);
-    RUN(test_eq1);
     RUN(test_machines);
     RUN(test_against_search);
-    RUN(test_two_dram_rates);
-    RUN(test_limit_names);
+    RUN(test_bound);
     RUN(test_sharing);
     RUN(test_file_accepted);
     remove_tree(base);

@@ -1,6 +1,6 @@
 // Tests of rng.h: the generator against its published answers, and the normal numbers bit for bit
-// against themselves in other orders. (That eight of them are those of another program, written from
-// the papers: test_zo.c.)
+// against themselves in other orders. (Eight of them against another program's, which was written
+// from the papers: test_zo.c.)
 #include "../../../tide/base/rng.h"
 #include "../numbers.h"
 #include "../test.h"

@@ -1,6 +1,6 @@
 // Tests of zeroth-order training: the noise, rounding, updates and loops of zo.h against their
-// definitions, and the CPU trainer's steps against what these make of its losses. (The GPU's are the
-// CPU's: test_zo_gpu.cu; so is the loss of words: test_model.cu.)
+// definitions, and the CPU trainer's steps against what these make of its losses. (The GPU's are
+// the CPU's: test_zo_gpu.cu; so is the loss of words: test_model.cu.)
 #ifndef TESTING  // else another test of the same program has included the trainer
 #define TESTING
 #include "../../../train_gpt2.c"
@@ -82,10 +82,8 @@ static void stochastic_rounding_keeps_the_mean(void) {
                               -nextafterf(end, INFINITY), FLT_MAX};
         for (size_t i = 0; i < sizeof some / sizeof some[0]; i++)
             check_stochastic(some[i], storage);
-        static const uint32_t nans[] = {0x7fc00000, 0xffffffff, 0x7fffffff};
-        for (int i = 0; i < 3; i++)
-            CHECK(isnan(zo_round(from_bits(nans[i]), storage, 0xffff)), "NaN %08x (storage %d)",
-                  (unsigned)nans[i], storage);
+        for (uint32_t nan = 0x7fffffff; nan != 0; nan = nan == 0x7fffffff ? 0xffffffff : 0)
+            CHECK(isnan(zo_round(from_bits(nan), storage, 0xffff)), "NaN %08x", (unsigned)nan);
         CHECK(zo_round(-INFINITY, storage, 0xffff) == -INFINITY, "an overflow is hidden");
     }
     CHECK(zo_round(0x1.fffffep-3f, ZO_FP32, 0xffff) == 0x1.fffffep-3f, "fp32 is not rounded");
@@ -166,8 +164,8 @@ static void model_make(GPT2 *g) {
     gpt2_init(&g->table, g->theta, 17);
 }
 
-// Makes the weights that are used: theta + scale z, in the model's numbers, not in its padding. With
-// an update, updates theta instead.
+// Makes the weights that are used: theta + scale z, in the model's numbers, not in its padding.
+// With an update, updates theta instead.
 static void weights_by_definition(GPT2 *g, float *theta, const ZoConfig *c, size_t step, int query,
                                   float scale, const ZoUpdate *u) {
     for (int i = 0; i < g->table.count; i++) {
