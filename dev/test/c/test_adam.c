@@ -51,7 +51,7 @@ static Arrays arrays_make(void) {
 }
 
 // Ordinary values, with everything that is not ordinary in between.
-static void fill(Arrays *a) {
+static void arrays_fill(Arrays *a) {
     static const uint32_t special[] = {
         0, 0x80000000, 1, 0x80000001, 0x007fffff, 0x00800000, 0x80800000, 0x00800001, 0x7f7fffff,
         0xff7fffff, 0x7f800000, 0xff800000, 0x7fc00000, 0x1f800000, 0x20000000, 0x3f800000};
@@ -118,7 +118,7 @@ static void check_runs(int half, int rounded) {
     Arrays a = arrays_make(), b = arrays_make(), want = arrays_make();
     AdamRun runs[RUNS];
     runs_make(runs);
-    fill(&a);
+    arrays_fill(&a);
     for (size_t i = 0; half && i < RUNS_END; i++) {
         ((uint16_t *)a.m)[i] = f32_to_bf16(a.m[i]);
         ((uint16_t *)a.v)[i] = f32_to_bf16(a.v[i]);
@@ -235,7 +235,7 @@ static void accumulation_is_its_definition(void) {
     float *acc = floats(n), *want = floats(n);
     double sums[MOST], want_sums[MOST];
     runs_make(runs);
-    fill(&a);
+    arrays_fill(&a);
     for (int mode = 0; mode < 8; mode++) {
         const int is_half = mode & 1;
         const AdamWork work = {.sum = acc, .grad = is_half ? (void *)a.g16 : (void *)a.g,

@@ -131,12 +131,8 @@ static void every_choice_covers_all_models(void) {
         if (t.elements > 1 << 28) c.subgroup = RANDOM(2) ? 0 : 100000000;
         c.kept_grads = RANDOM(2) ? KEEP_ALL : (int)RANDOM(4);
         Pieces list = offload_pieces(&t, &map, &c);
-        const int before = test_failures_here;
         check_pieces(&t, &map, &list, &c);
         check_kinds(&t, &map, &list, &c);
-        if (test_failures_here > before)
-            printf("  %s resident %g stride %zu share %g subgroup %zu\n", offload_names[c.mode],
-                   c.resident, c.stride, c.share, c.subgroup);
         pieces_free(&list);
         free(map.shards);
         gpt2_table_free(&t);

@@ -145,8 +145,8 @@ static void programs_are_as_simulated(void) {
 // What is read off
 
 enum { MICROS = 3 };
-#define FIRST ",\n{\"ph\":\"X\",\"pid\":0,\"name\":\"gather\",\"tid\":8,\"ts\":0.000,"
-#define LAST "\"name\":\"fetch\",\"tid\":2,\"ts\":%.3f,\"dur\":4000000.000," \
+#define FIRST_DRAWN ",\n{\"ph\":\"X\",\"pid\":0,\"name\":\"gather\",\"tid\":8,\"ts\":0.000,"
+#define LAST_DRAWN "\"name\":\"fetch\",\"tid\":2,\"ts\":%.3f,\"dur\":4000000.000," \
     "\"args\":{\"step\":0,\"number\":0,\"bytes\":40,\"GB/s\":1e-08}}"
 
 // A step of so many micro-batches: forward (segments 0 to 2: 1 s each, 1 waits for *weights),
@@ -218,8 +218,8 @@ static void a_prediction_is_read_off(void) {
         fclose(trace.file);
         for (const char *s = text; (s = strstr(s, "\"wait\"")) != NULL; s++) waits++;
         CHECK(waits == 2 * (1 + micros) + 1 && strstr(text, "\"number\":2}") != NULL, "%s", text);
-        CHECK(strncmp(text, FIRST, strlen(FIRST)) == 0, "%s", text);
-        snprintf(last, sizeof last, LAST, 2e6 * (step - 8.0 * more));
+        CHECK(strncmp(text, FIRST_DRAWN, strlen(FIRST_DRAWN)) == 0, "%s", text);
+        snprintf(last, sizeof last, LAST_DRAWN, 2e6 * (step - 8.0 * more));
         CHECK(length > strlen(last) && strcmp(text + length - strlen(last), last) == 0, "%s", text);
         free(text);
     }

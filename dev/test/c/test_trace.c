@@ -89,13 +89,6 @@ static void file_says_what_happened(void) {
 
 static char *picture, *said;
 
-// Writes JSON in which ' stands for ".
-static void put_json(const char *text) {
-    char *json = quoted(text);
-    put_text(path, json);
-    free(json);
-}
-
 // Runs build/timeline with the words of a line, then the trace; its outputs are then picture and
 // said. Returns its exit code.
 static int timeline(const char *line) {
@@ -220,7 +213,9 @@ static void bad_input_is_one_line(void) {
         {"--from 1", "[" SPAN "]", "nothing between"},
         {"--memory", "[" SPAN "]", "no counters"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        put_json(bad[i].text);
+        char *json = quoted(bad[i].text);  // ' stands for "
+        put_text(path, json);
+        free(json);
         CHECK(timeline(bad[i].line) == 2 && strstr(said, bad[i].why) != NULL
               && strchr(said, '\n') == said + strlen(said) - 1, "%zu: %s", i, said);
     }
