@@ -1,6 +1,5 @@
 // test_rates: rates.h. The bound against numbers made by hand, and its best share against a search;
-// the file. (What is refused: test_refused.c; that it is read again: fuzz_rates.c. Eq. 1:
-// test_plan.cu.)
+// the file. (What is refused: test_refused.c; that it is read again: fuzz_rates.c.)
 #include "../../../tide/plan/rates.h"
 #include "../files.h"
 #include "../test.h"
@@ -40,6 +39,17 @@ static void test_traffic(void) {
         }
 }
 
+// Eq. 1 from the paper's rates. (All its numbers: test_plan.cu.)
+static void test_eq1(void) {
+    Rates r = machine(0, 0, 2);
+    r.h2d = 55e9;
+    r.host_cast = 15.5e9;
+    r.gpu_adam = 25e9;
+    CHECK(fabs(eq1_stride(&r) - 0.49) < 0.005, "%g", eq1_stride(&r));
+    r.h2d = 3e9;  // the weights alone fill the link, and k would be negative
+    CHECK(eq1_stride(&r) == INFINITY, "%g", eq1_stride(&r));
+}
+
 // Machines of scripts/rates. All can be planned for.
 static void test_machines(void) {
     Rates r;
@@ -49,9 +59,6 @@ static void test_machines(void) {
         CHECK(rates_load(&r, files.gl_pathv[i], &err) && r.h2d > 0 && r.d2h > 0, "%s", err.text);
     globfree(&files);
 }
-
-// ---------------------------------------------------------------------------------------------
-// The best share
 
 static uint64_t state = 1;
 
@@ -118,28 +125,22 @@ static void test_bound(void) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Several GPUs
-
 // A node of 8 GPUs, whose host one process measured: two of them share it evenly. A host that was
 // measured with two at work (or near one of two sockets) has that much for two.
 static void test_sharing(void) {
     static const struct { double given; size_t local; double host, beside; } rows[] = {
         {0, 1, 1, 1}, {0, 2, .5, 0}, {1, 2, .5, 0}, {2, 2, 1, 1}, {2, 8, .25, 0}, {4, 2, 1, 1}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        Rates r, want;
+        Rates r;
         for (int k = 0; k < RATE_FIELDS; k++) *rate_at(&r, k) = 8;
         r.host_gpus = rows[i].given;
-        want = r;
-        want.dram = want.dram_dma = want.host_adam = want.host_cast = 8 * rows[i].host;
-        want.h2d_host = want.d2h_host = want.h2d_busy = want.d2h_busy = 8 * rows[i].beside;
-        const Rates got = rates_of_rank(&r, rows[i].local);
-        CHECK(memcmp(&got, &want, sizeof want) == 0, "%zu of %g", rows[i].local, rows[i].given);
+        const Rates x = rates_of_rank(&r, rows[i].local);
+        CHECK(x.dram == 8 * rows[i].host && x.dram_dma == x.dram && x.host_adam == x.dram
+              && x.host_cast == x.dram && x.h2d_host == 8 * rows[i].beside && x.h2d == 8
+              && x.d2h_host == x.h2d_host && x.h2d_busy == x.h2d_host && x.d2h_busy == x.h2d_host,
+              "%zu of %g", rows[i].local, rows[i].given);
     }
 }
-
-// ---------------------------------------------------------------------------------------------
-// The file
 
 static void test_file_accepted(void) {
     Rates r;
@@ -156,6 +157,7 @@ static void test_file_accepted(void) {
 int main(void) {
     base_new("rates");
     RUN(test_traffic);
+    RUN(test_eq1);
     RUN(test_machines);
     RUN(test_against_search);
     RUN(test_bound);

@@ -144,7 +144,6 @@ static void programs_are_as_simulated(void) {
 // ---------------------------------------------------------------------------------------------
 // What is read off
 
-enum { MICROS = 3 };
 #define FIRST_DRAWN ",\n{\"ph\":\"X\",\"pid\":0,\"name\":\"gather\",\"tid\":8,\"ts\":0.000,"
 #define LAST_DRAWN "\"name\":\"fetch\",\"tid\":2,\"ts\":%.3f,\"dur\":4000000.000," \
     "\"args\":{\"step\":0,\"number\":0,\"bytes\":40,\"GB/s\":1e-08}}"
@@ -184,7 +183,7 @@ static void made_up_step(StepMark *mark, int micros, int *weights) {
 
 static void a_prediction_is_read_off(void) {
     for (int more = 0; more < 8; more += 7) {
-        const int micros = more > 0 ? REHEARSED_MICRO : MICROS;
+        const int micros = more > 0 ? REHEARSED_MICRO : 3;
         StepMark marks[4];
         char last[200], *text = NULL;
         size_t length;

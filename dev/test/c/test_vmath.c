@@ -54,8 +54,6 @@ static void test_special_numbers(void) {
     CHECK(exp_f32(0x1.62e42ep+6f) < INFINITY, "the last float below ln FLT_MAX");
     CHECK(tanh_f32(9.1f) == 1.0f && tanh_f32(8.0f) < 1.0f, "saturation");
     CHECK(isnan(exp_f32(NAN)) && isnan(tanh_f32(-NAN)), "nan");
-    for (uint32_t u = 1; u < 0x38000000u; u = u * 2 + 1)  // below 2^-15 tanh x rounds to x
-        CHECK(tanh_f32(bits_float(u)) == bits_float(u), "tanh(%a)", (double)bits_float(u));
 }
 
 static void test_max(void) {
