@@ -58,7 +58,7 @@ static double relative_difference(const float *a, const float *b, size_t n) {
     double worst = 0, scale = 0;
     for (size_t i = 0; i < n; i++) {
         const double d = fabs((double)a[i] - b[i]);
-        worst = d <= worst ? worst : d;
+        worst = d <= worst ? worst : isnan(d) ? INFINITY : d;
         scale = fmax(scale, fabs((double)b[i]));
     }
     return worst / scale;

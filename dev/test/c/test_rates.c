@@ -84,7 +84,8 @@ static void test_against_search(void) {
         r.dram_dma = rarely_known(20, 400);
         r.host_adam = rarely_known(.5, 20);
         r.gpu_adam = rarely_known(.5, 100);
-        const UpdateBytes b = {i % 2 ? 2 : 4, i % 4 < 2 ? 2 : 4, i % 8 < 4 ? 1 : .25 * (i % 3), 10, 0};
+        const UpdateBytes b = {i % 2 ? 2 : 4, i % 4 < 2 ? 2 : 4, i % 8 < 4 ? 1 : .25 * (i % 3), 10,
+                               0};
         const double best = best_share(&r, &b), least = update_bound(&r, &b, best, NULL);
         double last = update_bound(&r, &b, 0, NULL);
         CHECK(best >= 0 && best <= 1 && least > 0, "case %d: %g, %g", i, best, least);
