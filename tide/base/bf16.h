@@ -149,7 +149,7 @@ static inline void master_move(uint16_t *weights, uint16_t *low, float *w, size_
 
 // Hashes a number to 32 random bits, by a few operations that vector instructions have. The
 // constants are from Wellons, "Prospecting for hash functions" (2018). None of the other hashes
-// there with two products passes noise_is_even_and_independent() of test_adam.c.
+// there with two products made noise that is even and independent.
 HOST_DEVICE static inline uint32_t mix_bits(uint32_t x) {
     x = (x ^ x >> 15) * 0x2c1b3c6du;
     x = (x ^ x >> 12) * 0x297a2d39u;

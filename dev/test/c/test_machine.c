@@ -15,12 +15,10 @@ static void memory_that_is_there(void) {
     static const struct { const char *files; size_t container, available; } cases[] = {
         {"", SIZE_MAX, SIZE_MAX},
         {INFO, SIZE_MAX, AVAILABLE},
-        {INFO "memory.max max\n memory.current 900000\n", SIZE_MAX, AVAILABLE},
         {INFO "memory.max 1000000\n memory.current 900000\n", 100000, 100000},
         {INFO "memory.max 1000000\n memory.current 900000\n "
          "memory.stat anon~5\ninactive_file~50000\n", 150000, 150000},  // files make room
         {INFO "memory.max 1000000 memory.current 1900000", 0, 0},
-        {INFO "memory.max 99000000 memory.current 1900000", 97100000, AVAILABLE},
         {GROUPS "0::/a/b/c\n a/b/memory.max 3000 a/b/memory.current 1000 a/b/c/memory.max max "
          "a/b/c/memory.current 900", 2000, 2000},
         {GROUPS "0::/a/b\n a/memory.max 5000 a/memory.current 4000 a/b/memory.max 3000 "
@@ -30,7 +28,6 @@ static void memory_that_is_there(void) {
         {GROUPS "0::/a/b\n a/memory.max 5000 a/memory.current 1000 b/memory.max 7 "
          "b/memory.current 0 memory.max 9000 memory.current 1000", 4000, 4000},
         {GROUPS "0::/../x\n memory.max 5000 memory.current 1000", 4000, 4000},
-        {GROUPS "0::/a\n a/memory.current 1000", SIZE_MAX, SIZE_MAX},
         {GROUPS "0::/a\n a/memory.max 1000", SIZE_MAX, SIZE_MAX},
         {GROUPS "9:cpu,cpuacct:/\n0::/s/j\n s/j/memory.max max s/j/memory.current 900 "
          "s/memory.max 4000 s/memory.current 1000 memory.current 2000", 3000, 3000},
@@ -63,16 +60,14 @@ static void threads_of_a_process(void) {
     unsetenv("OMP_NUM_THREADS");
     unsetenv("TORCHELASTIC_RUN_ID");
     const int all = omp_get_num_procs(), online = (int)sysconf(_SC_NPROCESSORS_ONLN);
-    CHECK(cpu_threads(0, 1) == all, "%d of %d", cpu_threads(0, 1), all);
-    for (int ranks = 2; ranks <= 2 * online; ranks++) {
-        const int share = online / ranks > 1 ? online / ranks : 1;
+    for (int ranks = 1; ranks <= 2 * online; ranks++) {
+        const int share = ranks == 1 ? all : online / ranks > 1 ? online / ranks : 1;
         CHECK(cpu_threads(0, ranks) == (all < share ? all : share), "%d ranks: %d", ranks,
               cpu_threads(0, ranks));
     }
     setenv("OMP_NUM_THREADS", "3", 1);
     CHECK(cpu_threads(0, 8) == 3 && cpu_threads(5, 8) == 5, "as said");
     setenv("OMP_NUM_THREADS", "1", 1);
-    CHECK(cpu_threads(0, 1) == 1, "one");
     setenv("TORCHELASTIC_RUN_ID", "none", 1);  // torchrun said it, not the user
     CHECK(cpu_threads(0, 1) == all, "%d of %d", cpu_threads(0, 1), all);
 #else

@@ -1,6 +1,8 @@
 // test_matmul: gemm() and gemm_serial() against a copy of their definition of the bits, and
-// gemm_plain() near it; every form, odd sizes, strides, no read or write outside the operands.
-#include "../../fma_peak.h"
+// gemm_plain() near it; every form, odd sizes, strides, any threads; no read or write outside the
+// operands.
+// (How fast: bench_matmul. That it is vector code: test_codegen.sh.)
+#include "../../../tide/cpu/matmul.h"
 #include "../numbers.h"
 #include "../test.h"
 #include <math.h>
@@ -84,109 +86,27 @@ static void check_forms(size_t M, size_t N, size_t K, size_t pad) {
                       form >> 2 & 1);
 }
 
-static void test_small_sizes(void) {
+static void test_sizes(void) {
     static const size_t sizes[] = {0, 1, 5, 6, 7, 13};
     static const size_t columns[] = {0, 1, 3, 8, 9, 16, 19, 63, 64, 66};
     static const size_t depths[] = {0, 1, 3, 4, 9};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        for (size_t j = 0; j < sizeof columns / sizeof *columns; j++)
-            for (size_t k = 0; k < sizeof depths / sizeof *depths; k++)
-                check_forms(sizes[i], columns[j], depths[k], (i + j + k) % 3);
-}
-
-static void test_larger_sizes(void) {
-    static const size_t sizes[][4] = {  // M, N, K, pad
+    for (size_t i = 0; i < 6 * 10 * 5; i++)
+        check_forms(sizes[i % 6], columns[i / 6 % 10], depths[i / 60], i % 7 % 3);
+    static const size_t larger[][4] = {  // M, N, K, pad
         {50, 129, 383, 1}, {49, 127, 384, 0}, {55, 66, 385, 3},  // on both sides of a block of k
         {97, 130, 769, 5}, {97, 66, 1152, 0},                    // three of them, the last of one
         {64, 64, 64, 2240},  // attention's tile: a head's columns of (T, 3 C)
         {1535, 9, 11, 1}, {1536, 5, 390, 0}, {3079, 67, 5, 2},   // blocks of rows
-        {600, 9, 1200, 0}};                                      // packed in two rounds
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        check_forms(sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3]);
-}
-
-// Same bits on 1, 2, 3 and 7 threads, and for a row wherever it stands in the matrix.
-static void test_threads_and_rows(void) {
-#ifndef _OPENMP
-    SKIP("built without OpenMP");
-#else
-    enum { M = 601, N = 150, K = 1500 };  // packed in two rounds: a missing barrier shows
-    float *a = floats(M * K), *b = floats(N * K), *first = floats(M * N), *out = floats(M * N);
-    const int threads = omp_get_max_threads();
-    fill(a, M * K, K, K);
-    fill(b, N * K, K, K);
-    for (int form = 0; form < 4; form++) {
-        const bool ta = form & 1, tb = form >> 1;
-        const size_t lda = ta ? M : K, ldb = tb ? K : N;
-        static const int counts[] = {1, 2, 3, 7, 1};
-        for (int i = 0; i < 5; i++) {
-            omp_set_num_threads(counts[i]);
-            gemm(ta, tb, M, N, K, a, lda, b, ldb, i ? out : first, N, NULL, false);
-            if (i == 0) continue;
-            CHECK(memcmp(first, out, M * N * 4) == 0, "form %d, %d threads", form, counts[i]);
-        }
-        for (int row = 0; row < M; row += 50) {
-            const float *x = a + (ta ? row : row * K);
-            gemm(ta, tb, 1, N, K, x, lda, b, ldb, out, N, NULL, false);
-            CHECK(memcmp(first + row * N, out, N * 4) == 0, "form %d, row %d alone", form, row);
-        }
+        {600, 9, 1200, 0}};  // packed in two rounds: a missing barrier shows
+    static const int threads[] = {0, 1, 3, 0, 7};
+    for (size_t i = 0; i < sizeof larger / sizeof *larger; i++) {
+        use_threads(threads[i % 5]);
+        check_forms(larger[i][0], larger[i][1], larger[i][2], larger[i][3]);
     }
-    omp_set_num_threads(threads);
-    free(a);
-    free(b);
-    free(first);
-    free(out);
-#endif
-}
-
-// One thread's CPU time: a neighbour that takes the core away does not count.
-static double cpu_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-// A product shaped like GPT-2's reaches at least a third of the peak, on one thread; of scalar
-// instructions, it would be a fifteenth. (The peak is made of the same vec_fma(); that it is vector
-// code is what test_codegen.sh sees.) The two are measured in turn, and each counts at its best;
-// where that is not enough, for longer, as clocks and caches may be shared with others.
-static void test_share_of_peak(void) {
-#ifndef __OPTIMIZE__
-    SKIP("built without optimisation");
-#elif defined __SANITIZE_ADDRESS__
-    SKIP("built with a sanitizer");
-#else
-    enum { M = 256, N = 768, K = 768, ROUNDS = 1000000 };
-    float *a = floats(M * K), *b = floats(N * K), *out = floats(M * N);
-    float *scratch = floats(gemm_scratch_floats());
-    fill(a, M * K, K, K);
-    fill(b, N * K, K, K);
-    double peak = 0.0, rate = 0.0;
-    for (int try = 0; try < 200 && (try < 5 || rate < peak / 3); try++) {
-        double start = cpu_seconds();
-        const float keep = fma_chains(ROUNDS, 0.5f);
-        const double chains = 2.0 * PEAK_CHAINS * VEC_LANES * ROUNDS / (cpu_seconds() - start);
-        CHECK(keep > 0.0f, "%g", (double)keep);
-        start = cpu_seconds();
-        gemm_serial(false, true, M, N, K, a, K, b, K, out, N, false, scratch);
-        const double product = 2.0 * M * N * K / (cpu_seconds() - start);
-        peak = chains > peak ? chains : peak;
-        rate = product > rate ? product : rate;
-    }
-    CHECK(rate >= peak / 3, "%.1f of %.1f GFLOP/s", 1e-9 * rate, 1e-9 * peak);
-    printf("  one thread: %.1f of %.1f GFLOP/s, %.0f %%\n", 1e-9 * rate, 1e-9 * peak,
-           100 * rate / peak);
-    free(a);
-    free(b);
-    free(out);
-    free(scratch);
-#endif
+    use_threads(0);
 }
 
 int main(void) {
-    RUN(test_small_sizes);
-    RUN(test_larger_sizes);
-    RUN(test_threads_and_rows);
-    RUN(test_share_of_peak);
+    RUN(test_sizes);
     return test_summary();
 }

@@ -5,13 +5,6 @@
 #include "../../../zero.h"
 #include "../test.h"
 
-// Where in the shard space segment s begins, of which a rank may own nothing; and where all ends.
-static size_t segment_begin(const Pieces *list, int s) {
-    size_t at = 0;
-    for (int i = 0; i < list->count && list->pieces[i].segment < s; i++) at += list->pieces[i].length;
-    return at;
-}
-
 // Pieces are in order and gapless, none crosses the end of a segment, and each has one place; runs
 // are the shards in order, cut at whole norm blocks.
 static void check_pieces(const GPT2Table *t, const ShardMap *map, const Pieces *list,
@@ -58,8 +51,11 @@ static void check_pieces(const GPT2Table *t, const ShardMap *map, const Pieces *
 #define NEAR(a, b) ((a) < (b) ? (b) - (a) <= NORM_BLOCK / 2 + ALIGN_ELEMENTS \
                               : (a) - (b) <= NORM_BLOCK / 2 + ALIGN_ELEMENTS)
 
-static void check_kinds(const ShardMap *map, const Pieces *list, const OffloadChoice *c) {
-    const size_t embeddings = segment_begin(list, 1);
+static void check_kinds(const GPT2Table *t, const ShardMap *map, const Pieces *list,
+                        const OffloadChoice *c) {
+    size_t embeddings = 0;
+    for (int i = 0; i < map->count && t->tensors[map->shards[i].tensor].layer < 0; i++)
+        embeddings = shard_begin(map, i + 1);
     const double share = c->mode == OFFLOAD_NONE ? 1 : c->mode == OFFLOAD_ZERO ? 0 : c->resident;
     const size_t budget = (size_t)(share * (double)map->elements);
     const size_t resident = list->elements[PIECE_RESIDENT];
@@ -68,19 +64,20 @@ static void check_kinds(const ShardMap *map, const Pieces *list, const OffloadCh
     // residents are the end, and before it the embeddings if there is room
     int last = list->count;
     while (last > 0 && list->pieces[last - 1].kind == PIECE_RESIDENT) last--;
-    for (int i = 0; i < last; i++) {
-        const bool first = c->stride == 0 && budget >= embeddings && list->pieces[i].segment == 0;
-        CHECK((list->pieces[i].kind == PIECE_RESIDENT) == first, "piece %d of %d", i, last);
-    }
     double dealt = 0, visiting = 0;  // elements of sub-groups so far
     for (int i = 0; i < last;) {
         const Piece *p = &list->pieces[i];
+        const bool first = c->stride == 0 && budget >= embeddings && p->segment == 0;
         double length = 0;
         for (; i < last && list->pieces[i].subgroup == p->subgroup; i++) {
             CHECK(list->pieces[i].kind == p->kind, "a sub-group is cut");
             length += (double)list->pieces[i].length;
         }
-        if (p->kind == PIECE_RESIDENT) continue;
+        CHECK((p->kind == PIECE_RESIDENT) == first, "piece %d of %d", i, last);
+        if (first) continue;
+        const size_t size = c->subgroup, end = p->at + (size_t)length;
+        CHECK(size > 0 ? i == last || NEAR(end, (end + size / 2) / size * size)
+                       : length <= (double)(SUBGROUP_PARAMETERS + NORM_BLOCK), "ends at %zu", end);
         dealt += length;
         if (c->mode != OFFLOAD_INTERLEAVE)
             CHECK(p->kind == PIECE_HOST, "visitors");
@@ -95,47 +92,6 @@ static void check_kinds(const ShardMap *map, const Pieces *list, const OffloadCh
     }
 }
 
-// Sub-groups: flat, at multiples of their size; or a layer's equal parts.
-static void check_subgroups(const ShardMap *map, const Pieces *list, const OffloadChoice *c) {
-    for (int i = 0; i < list->count;) {
-        const Piece *first = &list->pieces[i], *last = first;
-        while (++i < list->count && list->pieces[i].subgroup == first->subgroup) last++;
-        const size_t end = last->at + last->length;
-        const bool next_resident = i < list->count && last[1].kind == PIECE_RESIDENT;
-        // a resident embeddings is a sub-group of its own, and whole; residents begin one
-        if (first->segment == 0 && first->kind == PIECE_RESIDENT) continue;
-        if (c->subgroup > 0) {
-            const size_t at = (end + c->subgroup / 2) / c->subgroup * c->subgroup;
-            CHECK(end == map->elements || (next_resident && c->stride == 0) || NEAR(end, at),
-                  "ends at %zu", end);
-            continue;
-        }
-        const size_t begin = segment_begin(list, first->segment);
-        const size_t length = segment_begin(list, first->segment + 1) - begin;
-        const size_t parts = (length + SUBGROUP_PARAMETERS - 1) / SUBGROUP_PARAMETERS;
-        const bool cut = (next_resident && c->stride == 0)  // where residents begin
-            || (i > (int)(last - first) + 1 && first->kind == PIECE_RESIDENT
-                && first[-1].kind != PIECE_RESIDENT);
-        CHECK(first->segment == last->segment, "a layer's end divides sub-groups");
-        CHECK(end - first->at <= SUBGROUP_PARAMETERS + NORM_BLOCK, "%zu", end - first->at);
-        CHECK(cut || end - first->at + 2 * NORM_BLOCK >= length / parts, "%zu of %zu in %zu",
-              end - first->at, length, parts);
-    }
-}
-
-static void check_choice(const GPT2Table *t, const ShardMap *map, const OffloadChoice *c) {
-    Pieces list = offload_pieces(t, map, c);
-    const int before = test_failures_here;
-    check_pieces(t, map, &list, c);
-    check_kinds(map, &list, c);
-    check_subgroups(map, &list, c);
-    if (test_failures_here > before)
-        printf("  %s resident %g stride %zu share %g subgroup %zu\n", offload_names[c->mode],
-               c->resident, c->stride, c->share, c->subgroup);
-    pieces_free(&list);
-}
-
-static const double residents[] = {0, 1e-9, 0.01, 0.2, 0.5, 0.97, 0.999999, 1};
 static const double shares[] = {0, 1e-9, 0.01, 0.3, 0.5, 0.68, 0.999999, 1};
 
 // A third of the models are presets, of which some have segments of several sub-groups.
@@ -164,7 +120,7 @@ static void every_choice_covers_all_models(void) {
         OffloadChoice c;
         memset(&c, 0, sizeof c);
         c.mode = OFFLOAD_NONE + (int)RANDOM(4);
-        c.resident = RANDOM(3) == 0 ? residents[RANDOM(8)] : (double)RANDOM(1001) / 1000;
+        c.resident = RANDOM(3) == 0 ? shares[RANDOM(8)] : (double)RANDOM(1001) / 1000;
         if (c.mode == OFFLOAD_INTERLEAVE) {
             c.stride = RANDOM(2) ? 1 + RANDOM(5) : 0;
             if (c.stride == 0)
@@ -174,16 +130,14 @@ static void every_choice_covers_all_models(void) {
         if (RANDOM(4) == 0) c.subgroup = 4096;
         if (t.elements > 1 << 28) c.subgroup = RANDOM(2) ? 0 : 100000000;
         c.kept_grads = RANDOM(2) ? KEEP_ALL : (int)RANDOM(4);
-        check_choice(&t, &map, &c);
+        Pieces list = offload_pieces(&t, &map, &c);
+        check_pieces(&t, &map, &list, &c);
+        check_kinds(&t, &map, &list, &c);
+        pieces_free(&list);
         free(map.shards);
         gpt2_table_free(&t);
     }
     #undef RANDOM
-}
-
-static void rooms_are_as_many_as_are_of_use(void) {
-    CHECK(rooms_of(0, 3, 9) == 3 && rooms_of(0, 3, 2) == 2 && rooms_of(7, 3, 9) == 7
-          && rooms_of(1, 3, 9) == 1 && rooms_of(7, 3, 0) == 0, "rooms");
 }
 
 // The numbers that transformers counts in these models; OPT without the two rows of its position
@@ -213,6 +167,5 @@ static void presets_have_their_parameters(void) {
 int main(void) {
     RUN(presets_have_their_parameters);
     RUN(every_choice_covers_all_models);
-    RUN(rooms_are_as_many_as_are_of_use);
     return test_summary();
 }

@@ -20,23 +20,7 @@ static void begin(const Rates *r) {
 }
 
 #define MACHINE .h2d = 10, .d2h = 20, .host_adam = 1
-
-static Rates plain_machine(void) {
-    const Rates r = {MACHINE};
-    return r;
-}
-
-// A job that nothing joins, behind two others.
-static int job(int stream, double work, int a, int b) {
-    static const int takes[STREAMS] = {TAKES_NOTHING, TAKES_PRODUCTS, TAKES_GPU, TAKES_H2D,
-                                       TAKES_H2D, TAKES_D2H, TAKES_D2H, TAKES_HOST,
-                                       TAKES_COMM};
-    rehearse_wait_for(stream, a);
-    rehearse_wait_for(stream, b);
-    const int t = rehearse(stream, takes[stream], work);
-    q.streams[stream].sealed = true;
-    return t;
-}
+static const Rates plain_machine = {MACHINE};
 
 static double end(int i) { return q.jobs[i].span.end; }
 
@@ -44,6 +28,9 @@ static double end(int i) { return q.jobs[i].span.end; }
 // The machine
 
 #define DUPLEX .h2d_duplex = 8, .d2h_duplex = 16
+
+static const int takes[STREAMS] = {TAKES_NOTHING, TAKES_PRODUCTS, TAKES_GPU, TAKES_H2D, TAKES_H2D,
+                                   TAKES_D2H, TAKES_D2H, TAKES_HOST, TAKES_COMM};
 
 // A job of a scene, all of which are queued at once: its stream, its work, the job that it waits
 // for (-1: none), and the time when it ends.
@@ -72,7 +59,6 @@ static const struct { Rates rates; SceneJob jobs[7]; } scenes[] = {
     // nor does the other direction's: if its own is not known, memory is shared evenly
     {{MACHINE, .dram = 24, .h2d_host = 8},
      {{CPU, 70, -1, 70.0 / 12}, {OUT, 80, -1, 70.0 / 12 + 0.5}}},
-    {{MACHINE, .dram = 24, .d2h_host = 10}, {{CPU, 70, -1, 5}, {OUT, 80, -1, 5 + 30.0 / 20}}},
     // host memory is shared evenly: the cores alone get 24, not 26; beside the link 14, then 24
     {{MACHINE, .dram = 24}, {{CPU, 120, -1, 5 + 50.0 / 24}, {FETCH, 50, -1, 5}}},
     // of 36, the way in needs 10, and 13 each are for the other two
@@ -87,8 +73,11 @@ static void scenes_end_when_they_should(void) {
     for (size_t i = 0; i < sizeof scenes / sizeof *scenes; i++) {
         const SceneJob *jobs = scenes[i].jobs;
         begin(&scenes[i].rates);
-        for (int k = 0; k < 7 && jobs[k].stream > 0; k++)
-            job(jobs[k].stream, jobs[k].work, jobs[k].after, -1);
+        for (int k = 0; k < 7 && jobs[k].stream > 0; k++) {
+            rehearse_wait_for(jobs[k].stream, jobs[k].after);
+            rehearse(jobs[k].stream, takes[jobs[k].stream], jobs[k].work);
+            q.streams[jobs[k].stream].sealed = true;  // nothing joins it
+        }
         rehearsal_time(&q);
         for (int k = 0; k < q.count; k++)
             CHECK(near(end(k), jobs[k].end), "scene %zu, job %d: %.12g, not %.12g", i, k, end(k),
@@ -117,12 +106,11 @@ static void wait_until(double *at, double time) { *at = fmax(*at, time); }
 // given when it was recorded last, whatever follows there; a job waits for all, of whatever number;
 // what is queued while the host waits is queued later; and a stream hands on what it waits for.
 static void programs_are_as_simulated(void) {
-    const Rates r = plain_machine();
     for (int k = 0; k < 2000; k++) {
         Simulator x;
         int events[EVENTS];
         memset(&x, 0, sizeof x);
-        begin(&r);
+        begin(&plain_machine);
         for (int i = 0; i < EVENTS; i++) events[i] = rehearse_event();
         for (int i = 0; i < OPERATIONS; i++) {
             const int s = 1 + (int)draw(STREAMS - 1), e = (int)draw(EVENTS);
@@ -153,40 +141,14 @@ static void programs_are_as_simulated(void) {
     }
 }
 
-static void like_work_joins(void) {
-    const Rates r = plain_machine();
-    begin(&r);
-    int last = rehearse(COMPUTE, TAKES_PRODUCTS, 1), jobs = 2;
-    rehearse(CPU, TAKES_HOST, ADAM_BYTES);
-    CHECK(rehearse(COMPUTE, TAKES_PRODUCTS, 6) == last && q.jobs[last].work == 7, "not joined");
-    const struct { int row; const char *name; size_t number; int takes; } unlike[] = {
-        {ROW_COMPUTE, "a", 0, TAKES_PRODUCTS}, {ROW_COMPUTE, "b", 0, TAKES_PRODUCTS},
-        {ROW_COMPUTE, "b", 1, TAKES_PRODUCTS}, {ROW_COMPUTE, "b", 1, TAKES_GPU},
-        {ROW_UPDATE, "b", 1, TAKES_GPU}};
-    for (size_t i = 0; i < sizeof unlike / sizeof *unlike; i++, jobs++) {
-        rehearse_span(COMPUTE, unlike[i].row, unlike[i].name, unlike[i].number, 100 + i);
-        last = rehearse(COMPUTE, unlike[i].takes, 1);
-        const Job *t = &q.jobs[last];
-        CHECK(t->span.row == unlike[i].row && t->span.name == unlike[i].name
-              && t->takes == unlike[i].takes && t->span.number == unlike[i].number
-              && t->span.bytes == 100 + i && t->work == 1, "%zu: another span, or joined", i);
-    }
-    rehearse_record(rehearse_event(), BACK);  // which has done nothing: no job
-    rehearsal_time(&q);
-    CHECK(q.count == jobs && near(end(last), 7 + 5), "%d jobs, %g s", q.count, end(last));
-    rehearse_rest(CPU);
-    last = rehearse(COMPUTE, TAKES_GPU, 1);  // only this one waits for the host
-    CHECK(last == q.count - 1 && rehearse(COMPUTE, TAKES_GPU, 1) == last, "not joined");
-    char *a = (char *)rehearse_memory(10000), *b = (char *)rehearse_memory(0);
-    CHECK(a != NULL && b >= a + 10000 && (char *)rehearse_memory(1) > b, "addresses meet");
-}
-
 // ---------------------------------------------------------------------------------------------
 // What is read off
 
-enum { MICROS = 3 };
+#define FIRST_DRAWN ",\n{\"ph\":\"X\",\"pid\":0,\"name\":\"gather\",\"tid\":8,\"ts\":0.000,"
+#define LAST_DRAWN "\"name\":\"fetch\",\"tid\":2,\"ts\":%.3f,\"dur\":4000000.000," \
+    "\"args\":{\"step\":0,\"number\":0,\"bytes\":40,\"GB/s\":1e-08}}"
 
-// A step of so many micro-batches: forward (segments 0 and 1: 1 s, and 2 s that wait for *weights),
+// A step of so many micro-batches: forward (segments 0 to 2: 1 s each, 1 waits for *weights),
 // backward (1: 3 s; 0: 1 s behind 1 s of a wait for room), a collective of 2 s behind it; and its
 // update.
 static void made_up_step(StepMark *mark, int micros, int *weights) {
@@ -194,8 +156,10 @@ static void made_up_step(StepMark *mark, int micros, int *weights) {
         rehearse_span(COMPUTE, ROW_COMPUTE, "forward", 0, 0);
         rehearse(COMPUTE, TAKES_GPU, 1);
         if (i == 0) rehearse_wait_for(COMPUTE, *weights);
-        rehearse_span(COMPUTE, ROW_COMPUTE, "forward", 1, 0);
-        rehearse(COMPUTE, TAKES_PRODUCTS, 2);
+        for (size_t s = 1; s < 3; s++) {
+            rehearse_span(COMPUTE, ROW_COMPUTE, "forward", s, 0);
+            rehearse(COMPUTE, TAKES_PRODUCTS, 1);
+        }
         rehearse_span(COMPUTE, ROW_COMPUTE, "backward", 1, 0);
         const int made = rehearse(COMPUTE, TAKES_PRODUCTS, 3);
         rehearse_wait_for(OUT, made);
@@ -207,7 +171,7 @@ static void made_up_step(StepMark *mark, int micros, int *weights) {
         rehearse(COMM, TAKES_COMM, 2);
     }
     rehearse_rest(COMM);
-    mark->norm = q.streams[THE_HOST].last;
+    mark->norm = q.streams[COMM].last;
     rehearse_span(COMM, ROW_COMM, "gather", 0, 600);
     rehearse(COMM, TAKES_COMM, 0.5);
     rehearse_span(FETCH, ROW_FETCH, "fetch", 0, 40);
@@ -219,16 +183,19 @@ static void made_up_step(StepMark *mark, int micros, int *weights) {
 
 static void a_prediction_is_read_off(void) {
     for (int more = 0; more < 8; more += 7) {
-        const int micros = more > 0 ? REHEARSED_MICRO : MICROS;
-        const Rates r = plain_machine();
+        const int micros = more > 0 ? REHEARSED_MICRO : 3;
         StepMark marks[4];
-        begin(&r);
+        char last[200], *text = NULL;
+        size_t length;
+        TraceFile trace = {open_memstream(&text, &length), NULL, 0};
+        begin(&plain_machine);
         int weights = NO_JOB;
         for (int i = 0; i < 4; i++) made_up_step(&marks[i], micros, &weights);
-        const Prediction x = predict(&q, marks, 4, 2, (size_t)more, 4, NULL);
+        const Prediction x = predict(&q, marks, 4, 2, (size_t)more, 4, &trace);
         const double n = micros + more;
         // all but the last micro-batch's collective are hidden: 8 s follow, before the next
-        IS(x.step, 4 + 2 + 5 + 8 * (n - 1) + 2);
+        const double step = 4 + 2 + 5 + 8 * (n - 1) + 2;
+        IS(x.step, step);
         IS(x.stall_forward, 3);  // 4 s from the norm on, of which the first segment takes 1
         IS(x.stall_backward, n);
         IS(x.forward, 6 + 3 * (n - 1));
@@ -242,6 +209,18 @@ static void a_prediction_is_read_off(void) {
         IS(x.d2h_bytes, 20 * n);
         IS(x.reduced_bytes, 300 * n * 3 / 4);
         IS(x.gathered_bytes, 600 * 3.0 / 4);
+        IS(x.busy[USES_GPU], more > 0 ? 0 : 7 * n / step);  // unknown, if some were left out
+        IS(x.busy[USES_H2D], more > 0 ? 0 : 4 / step);
+        IS(x.busy[USES_D2H], more > 0 ? 0 : n / step);
+        // drawn, with its waits: from a norm to the end of another's update, two steps later
+        int waits = 0;
+        fclose(trace.file);
+        for (const char *s = text; (s = strstr(s, "\"wait\"")) != NULL; s++) waits++;
+        CHECK(waits == 2 * (1 + micros) + 1 && strstr(text, "\"number\":2}") != NULL, "%s", text);
+        CHECK(strncmp(text, FIRST_DRAWN, strlen(FIRST_DRAWN)) == 0, "%s", text);
+        snprintf(last, sizeof last, LAST_DRAWN, 2e6 * (step - 8.0 * more));
+        CHECK(length > strlen(last) && strcmp(text + length - strlen(last), last) == 0, "%s", text);
+        free(text);
     }
 }
 
@@ -339,20 +318,14 @@ static void a_choice_is_settled(void) {
 // As many residents as fit, on the GPU; what is left on the host must fit there.
 static void residents_are_as_many_as_fit(void) {
     Toy toy = {false, false};
-    OffloadMemory m = {toy_needs, &toy, 9000, 99999, RECOMPUTE_NONE, false, WEIGHTS_GPU, 0,
-                       NULL};
-    OffloadChoice c;
-    memset(&c, 0, sizeof c);
-    c.mode = OFFLOAD_TWINFLOW;
-    c.resident = -1;
+    OffloadMemory m = {toy_needs, &toy, 9000, 99999, RECOMPUTE_NONE, false, WEIGHTS_GPU, 0, NULL};
+    OffloadChoice c = {.mode = OFFLOAD_TWINFLOW, .resident = -1};
     CHECK(choice_settle(&m, &c), "does not fit");
     const double room = 9000 - (1000 + 800 + 400 + 2 * 50 + 3 * 120);
     CHECK(c.resident * 12000 <= room && (c.resident + 1 / 256.0) * 12000 > room, "%g", c.resident);
     m.host = 12000 - (size_t)room - 450;  // 400 more: what visitors' gradients take
     c.resident = -1;
     CHECK(!choice_settle(&m, &c), "%g fits into %zu", c.resident, m.host);
-    m.gpu = 1000;
-    CHECK(choice_residents(&m, c) == -1, "fits into %zu", m.gpu);
 }
 
 // If nothing fits, the named least of either memory fits, and a byte less does not.
@@ -364,101 +337,27 @@ static void the_least_is_noted(void) {
         OffloadLeast least = {SIZE_MAX, SIZE_MAX};
         OffloadMemory m = {toy_needs, &toy, gpu, host, RECOMPUTE_AUTO, toy.sums, WEIGHTS_AUTO, 40,
                            &least};
-        OffloadChoice c;
-        memset(&c, 0, sizeof c);
-        c.mode = modes[i % 3];
-        c.resident = modes[i % 3] == OFFLOAD_TWINFLOW ? -1 : 0;
-        const OffloadChoice asked = c;
+        const double resident = modes[i % 3] == OFFLOAD_TWINFLOW ? -1 : 0;
+        OffloadChoice c = {.mode = modes[i % 3], .resident = resident};
         CHECK(!choice_settle(&m, &c), "case %d fits while the least is looked for", i);
         CHECK(least.host < SIZE_MAX && (c.mode != OFFLOAD_TWINFLOW || least.gpu < SIZE_MAX),
               "case %d: nothing is noted", i);
         m.least = NULL;
-        for (int less = 0; less < 2; less++) {
-            c = asked;
-            m.host = least.host - (size_t)less;
-            CHECK(choice_settle(&m, &c) == !less, "case %d: host %zu", i, m.host);
-            c = asked;
-            m.host = host;
-            m.gpu = least.gpu - (size_t)less;
-            if (least.gpu < SIZE_MAX)
-                CHECK(choice_settle(&m, &c) == !less, "case %d: GPU %zu", i, m.gpu);
-            m.gpu = gpu;
+        for (int k = 0; k < 4; k++) {
+            const bool less = k & 1, of_host = k & 2;
+            m.host = of_host ? least.host - less : host;
+            m.gpu = of_host ? gpu : least.gpu - less;
+            c = (OffloadChoice){.mode = modes[i % 3], .resident = resident};
+            if (m.gpu < SIZE_MAX - 1)
+                CHECK(choice_settle(&m, &c) == !less, "case %d: %zu, %zu", i, m.gpu, m.host);
         }
     }
-}
-
-// A job that is drawn, in a row.
-static int drawn(int stream, double work, int row, const char *name, size_t bytes, int after) {
-    rehearse_span(stream, row, name, 0, bytes);
-    const int t = job(stream, work, after, -1);
-    rehearse_span_end(stream);
-    return t;
-}
-
-// What is drawn of the program below: what follows the first norm, up to the end of the second
-// step's update; from time 0 on; and where compute waits.
-static const TraceSpan spans[] = {
-    {0, 5, ROW_HOST, "update", 0, 0},               {5, 7, ROW_UPDATE, "update", 0, 0},
-    {0, 5, ROW_COMPUTE, "wait", TRACE_NONE, 0},     {5, 9, ROW_COMPUTE, "forward", 0, 0},
-    {9, 12, ROW_FLUSH, "flush", 0, 60},             {9, 12, ROW_COMPUTE, "wait", TRACE_NONE, 0},
-    {12, 17, ROW_COMPUTE, "forward", 0, 0}};
-
-// From one norm to the next: here from 10 s to 30. What began before or goes on behind counts for
-// its part; what overlaps on the same device, once; a stall, and what copies nothing, not at all.
-static void what_is_at_work_and_drawn(void) {
-    Rates r = plain_machine();
-    begin(&r);
-    const int before = drawn(COMPUTE, 8, ROW_COMPUTE, "backward", 0, -1);           // 0 .. 8
-    const int in = drawn(FETCH, 40, ROW_FETCH, "fetch", 40, before);                // 8 .. 12
-    drawn(OUT, 40, ROW_LEAVE, "leave", 40, in);                                     // 12 .. 14
-    const int none = drawn(OUT, 20, ROW_LEAVE, "leave", 0, -1);                     // 14 .. 15
-    const int stall = drawn(COMPUTE, 1, ROW_COMPUTE, "wait", 0, none);              // 15 .. 16
-    const int gpu = drawn(COMPUTE, 4, ROW_COMPUTE, "forward", 0, stall);            // 16 .. 20
-    const int cpu = drawn(CPU, 5 * ADAM_BYTES, ROW_HOST, "update", 0, gpu);         // 20 .. 25
-    drawn(UPDATE, 1, ROW_UPDATE, "update", 0, cpu);                                 // 25 .. 27,
-    const int half = drawn(COMPUTE, 3, ROW_COMPUTE, "forward", 0, cpu);            // .. 29: 1 alone
-    job(FETCH, 10, half, -1);                                                       // of no row
-    const int last = drawn(OUT, 60, ROW_FLUSH, "flush", 60, half);                  // 29 .. 32
-    const int next = drawn(COMPUTE, 5, ROW_COMPUTE, "forward", 0, last);            // 32 .. 37
-    drawn(COMPUTE, 1, ROW_COMPUTE, "forward", 0, -1);                               // 37 .. 38
-    rehearsal_time(&q);
-    Prediction x;
-    memset(&x, 0, sizeof x);
-    const double *busy = x.busy;
-    predict_busy(&q, 10, 30, &x);
-    IS(busy[USES_GPU], (4 + 4) / 20.0);
-    IS(busy[USES_CPU], 5 / 20.0);
-    IS(busy[USES_H2D], 2 / 20.0);
-    IS(busy[USES_D2H], (2 + 1) / 20.0);
-    // Asked for with a trace, and where nothing was left out: two steps, their norms at 20 and 29.
-    const StepMark marks[2] = {{gpu, gpu + 1}, {half, next + 1}};
-    char *text[2] = {NULL};
-    size_t length;
-    TraceFile trace = {open_memstream(&text[0], &length), NULL, 0};
-    TraceFile want = {open_memstream(&text[1], &length), NULL, 0};
-    Prediction y = predict(&q, marks, 2, 1, 0, 1, &trace);
-    for (size_t i = 0; i < sizeof spans / sizeof *spans; i++) trace_span(&want, &spans[i]);
-    fclose(trace.file);
-    fclose(want.file);
-    trace.file = NULL;
-    CHECK(strcmp(text[0], text[1]) == 0, "%s, not %s", text[0], text[1]);
-    free(text[0]);
-    free(text[1]);
-    const double *all = y.busy;
-    IS(all[USES_GPU], 4 / 9.0);
-    IS(all[USES_CPU], 5 / 9.0);
-    y = predict(&q, marks, 2, 1, 1, 1, &trace);
-    CHECK(all[USES_GPU] == 0 && all[USES_CPU] == 0, "a micro-batch was left out");
-    y = predict(&q, marks, 2, 1, 0, 1, NULL);
-    CHECK(all[USES_GPU] == 0 && all[USES_CPU] == 0, "not asked for");
 }
 
 int main(void) {
     RUN(scenes_end_when_they_should);
     RUN(programs_are_as_simulated);
-    RUN(like_work_joins);
     RUN(a_prediction_is_read_off);
-    RUN(what_is_at_work_and_drawn);
     RUN(a_choice_is_settled);
     RUN(residents_are_as_many_as_fit);
     RUN(the_least_is_noted);
