@@ -14,22 +14,12 @@ static ZenRates recipe_rates(const Recipe *r) {
     return {r->lr, 0.9, 0.95, r->eps, r->decay, moments_bf16, master_bf16};
 }
 
-// A hash of the columns and the clock, as far as anything depends on them.
-static uint64_t hash_clock(const ZenConfig *c, const ZenMap *map, const ZenClock *x) {
-    const bool warms = zen_is_warm(c, x) && x->warm > zen_scores_from(c);
-    const bool scores = zen_is_scoring(c, map, x) && (x->filled > 0 || warms);
-    const bool means = c->window == 0 && x->filled > 0;
-    const size_t counts[5] = {x->warm, x->rest_t, x->filled, x->windows, x->selections};
-    uint64_t h = hash_bytes(counts, sizeof counts);
-    for (int i = 0; i < map->count; i++) {
-        const ZenTensor *z = &map->tensor[i];
-        if (z->chosen == 0 || z->chosen == z->cols) continue;
-        h = hash_with(h, map->column + z->column_at, z->chosen * sizeof(int32_t));
-        if (scores) h = hash_with(h, x->scores + z->column_at, z->cols * sizeof(double));
-        if (means) h = hash_with(h, &x->chosen_mean[i], sizeof(double));
-        if (means) h = hash_with(h, &x->rest_mean[i], sizeof(double));
-    }
-    return h;
+// A hash of what a checkpoint says of columns and clock.
+static uint64_t hash_clock(const ZenMap *map, const ZenClock *clock) {
+    char *text = zen_text(map, clock);
+    const uint64_t hash = hash_bytes(text, strlen(text));
+    free(text);
+    return hash;
 }
 
 static size_t whole_layers(const Config *c) {
@@ -148,10 +138,8 @@ static size_t room_for(GPT2 *g, int sums) {
 // A model from params, or from what *r resumes.
 static GPT2 *zen_model(const Config *c, Run *r, const float *params) {
     const Shape s = config_shape(c);
-    const Placement where = config_placement(c);
-    moments_bf16 = c->o.moments == MOMENTS_BF16;
-    master_bf16 = c->o.master == MASTER_BF16;
-    GPT2 *g = model_new(&s, &where);
+    GPT2 *g = model_new(&s);
+    config_place(g, c);
     zen_choose(g, r, SIZE_MAX, SIZE_MAX);
     model_plan(g, (int)c->o.recompute, SIZE_MAX, room_for(g, c->sums));
     g->choice.streamed = c->streamed;  // room for that is not asked for
@@ -224,20 +212,13 @@ static GPT2 *row_open(const Config *c, const Shared *) {
     return g;
 }
 
-// Nothing waits but where columns are selected.
 static uint64_t row_step(GPT2 *g, const Config *c, size_t step, uint64_t hash, double numbers[2]) {
     const Shape s = config_shape(c);
     const Recipe recipe = zen_recipe(c, step);
-    const size_t selections = c->plain ? 0 : g->zen->clock.selections;
     // fp16 rounds small gradients of another scale to other bits
     loss_scale = c->scaled && !IS_FP16 && step % 2 == 1 ? 64 : USUAL_SCALE;
-    counted = {};
     train_one(g, &s, &recipe, step, numbers);
     if (!c->plain) swapped_here += g->zen->swapped;
-    CHECK(c->plain || g->zen->clock.selections > selections || counted.waits == 0,
-          "step %zu waits %d times: %s", step, counted.waits, c->text);
-    CHECK(c->plain || counted.allocations == 0 || c->timed, "step %zu allocates %d times: %s", step,
-          counted.allocations, c->text);
     return hash_with(hash, numbers, 2 * sizeof *numbers);
 }
 
@@ -258,8 +239,8 @@ static void row_bring(GPT2 *g, const Config *c, Shared *to) {
             state.move(state.owner, k, at, g->table.tensors[i].size, arena(to, k) + at, true);
         }
     if (!c->adamw)
-        report->more = c->plain ? hash_clock(&x->config, &x->map, &x->clock)
-                                : hash_clock(&g->zen->config, &g->zen->map, &g->zen->clock);
+        report->more = c->plain ? hash_clock(&x->map, &x->clock)
+                                : hash_clock(&g->zen->map, &g->zen->clock);
 }
 
 // The reference saves as the CPU trainer does: there is no difference.
@@ -299,11 +280,9 @@ static void row_trained(GPT2 *g, const Config *c, size_t steps, Report *report) 
     CHECK(z->clock.selections == brought.counted[SELECTED] && swapped_here == brought.swapped,
           "%zu selections, wanted %zu; %zu swaps, wanted %zu: %s", z->clock.selections,
           brought.counted[SELECTED], swapped_here, brought.swapped, c->text);
-    const size_t sums = z->config.window == 1 ? 0 : !z->config.overlap ? 1 : (size_t)c->sums;
-    const size_t wanted = rest * (state_of(c) + 2 * X_ + 4 * sums) + streams * X_ + inputs_stored(g);
-    const size_t listed = page_locked(g, "columns", c->text);
-    CHECK(listed == wanted, "%zu bytes of host memory, wanted %zu: %s", listed, wanted, c->text);
-    CHECK(is_urgent(z->pack), "packing waits for products");
+    const int sums = z->config.window == 1 ? 0 : !z->config.overlap ? 1 : c->sums;
+    CHECK(z->sums == sums, "%d sums on the host: %s", z->sums, c->text);
+    page_locked(g, c->text);
     int32_t *column = (int32_t *)alloc_or_fail(z->map.columns, sizeof(int32_t), "test");
     gpu_copy(column, z->column, z->map.columns * sizeof(int32_t));
     CHECK(memcmp(column, z->map.column, z->map.columns * sizeof(int32_t)) == 0, "columns: %s",
@@ -327,10 +306,10 @@ static const Optimizer zen_rows = {row_open, row_step, row_evaluate, row_bring, 
 // A model of which nothing but columns and room is settled, or, with a limit, all.
 static GPT2 *zen_planned(Config *c, int resident, size_t host_limit) {
     Run run;
-    const Placement where = config_placement(c);
     c->o.resident = resident < 0 ? -1 : resident / (double)c->shape->L;
     run_of(&run, c, "nowhere");
-    GPT2 *g = model_new(c->shape, &where);
+    GPT2 *g = model_new(c->shape);
+    config_place(g, c);
     zen_choose(g, &run, SIZE_MAX, host_limit);
     model_plan(g, KEEP, SIZE_MAX, resident < 0 ? host_limit : room_for(g, c->sums));
     run_free(&run);
@@ -372,7 +351,7 @@ static void test_fit(void) {
 
 // Windows of so many steps: the rest's update is late, or shows at once.
 #define DEEP(window) "deep --clip 0.05 --offload zenflow --zen-topk 0.25 --zen-reselect 0 " \
-                     "--threads 1 timed --zen-window " window
+                     "--threads 1 --zen-window " window
 #define LATE_BY(window, settings) DEEP(window) " --zen-overlap on " settings
 #define AT_ONCE(window, settings) DEEP(window) " --zen-overlap off " settings
 
@@ -382,11 +361,10 @@ static const Clock zen_clocks[] = {
         {LATE_BY("4", "sums=2"), NULL, 1, 1.0238},
         {LATE_BY("4", "sums=2 adds=85"), NULL, 1, 1.0238},
         {LATE_BY("4", "sums=2 adds=10 updates=320"), NULL, 1, 1.0238},
-        // exposed: how much of it, and where it is waited for
-        {AT_ONCE("4", "sums=1 adds=10 updates=250"), NULL, 1.55, 1.65, 'f', {0.55, 0.65}},
-        {LATE_BY("4", "sums=1 adds=10 updates=250"), NULL, 1.2, 1.3, 'b', {0.2, 0.3}},
-        {LATE_BY("4", "sums=1 adds=10 updates=250 places=9"), NULL, 1.03, 1.08, 'b',
-         {0.025, 0.05}},
+        // exposed
+        {AT_ONCE("4", "sums=1 adds=10 updates=250"), NULL, 1.55, 1.65},
+        {LATE_BY("4", "sums=1 adds=10 updates=250"), NULL, 1.2, 1.3},
+        {LATE_BY("4", "sums=1 adds=10 updates=250 places=9"), NULL, 1.03, 1.08},
         {LATE_BY("1", "sums=1 updates=150"), NULL, 1.5, 1.66}}},
     {"EMU_KERNEL_US=10 EMU_HOST_US=1 EMU_LINK=200000000", 1, {
         // gradients leave while backward goes on; weights come in at the same time

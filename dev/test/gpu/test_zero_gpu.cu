@@ -99,9 +99,7 @@ static void check_given(GPT2 *g, const Config *c, size_t steps, Report *) {
 }
 
 static void check_open(GPT2 *g, const Config *c) {
-    if (g->zero == NULL) return;
-    check_formulas(g, c);
-    CHECK(is_urgent(g->zero->stream), "collectives wait for products");
+    if (g->zero != NULL) check_formulas(g, c);
 }
 
 // ---------------------------------------------------------------------------------------------
