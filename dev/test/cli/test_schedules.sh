@@ -33,7 +33,7 @@ if [ "${ALL:-0}${LONG:-0}" = 00 ]; then
 fi
 if [ "${LONG:-0}" = 1 ]; then
     steps=20
-    kernels="$kernels test_placement=five+--clip+0.05 test_placement_fp32=chunks
+    kernels="$kernels test_placement=deep test_placement_fp32=chunks
         test_zenflow_gpu=wide+--accum,llama+--accum test_zero_gpu=odd+ranks test_zero_gpu_fp32=llama"
     for seed in $(seq 5 24); do
         schedules="$schedules prio:$seed,random random:$seed,reverse"

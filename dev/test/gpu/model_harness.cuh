@@ -198,19 +198,14 @@ static void model_forget(GPT2 *g) {
     free(g);
 }
 
-// What costs only time and is done where memory is short: one of four ways to recompute, and one of
-// three to keep gradients (choice_settle). tight - 2 visitors' gradients stay if it is 2 or more.
-static void model_place(GPT2 *g, int recompute, int tight) {
-    g->choice.recompute = recompute;
+// Makes of it one that trains, from params. model_close() frees it. tight: from 1 on, gradients are
+// summed on the host; from 2 on, tight - 2 visitors' gradients stay on the GPU (choice_settle()).
+static void model_begin(GPT2 *g, const Shape *s, const float *params, int tight = 0) {
+    g->choice.recompute = s->recompute;
     g->choice.sum_on_host = tight > 0 && g->accumulating;
     g->choice.kept_grads = tight < 2 ? KEEP_ALL : tight - 2;
     g->choice.apart = tight > 0;
     gpt2_place(g);
-}
-
-// Makes of it one that trains, from params. model_close() frees it.
-static void model_begin(GPT2 *g, const Shape *s, const float *params, int tight = 0) {
-    model_place(g, s->recompute, tight);
     gpt2_allocate(g);
     for (int i = 0; i < g->table.count; i++) {  // padding and gaps stay as they were allocated
         const GPT2Tensor *x = &g->table.tensors[i];
@@ -289,15 +284,6 @@ static uint64_t hash_with(uint64_t seed, const void *data, size_t bytes) {
     return hash_bytes(both, sizeof both);
 }
 
-// The weights that forward and backward use, wherever they live: an arena.
-static void weights_whole(GPT2 *g, floatX *whole) {
-    for (int i = 0; i < g->segments; i++) {
-        const Segment *s = &g->segment[i];
-        const void *from = s->on_host ? s->first->params : g->params + s->param_at;
-        gpu_copy(whole + s->at, from, s->length * sizeof(floatX));
-    }
-}
-
 // ---------------------------------------------------------------------------------------------
 // Memory, and what is refused
 
@@ -316,16 +302,30 @@ static size_t free_memory(void) {
     return available;
 }
 
-// That the model has taken `allocated` bytes of the GPU's memory, and that this is the plan.
+// Checks that the model has taken `allocated` bytes of the GPU's memory, that this and its host
+// memory are the plan, and that the latter is page-locked from the first byte to the last.
 static void check_memory(GPT2 *g, const char *name, size_t allocated) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
-    const size_t planned = gpt2_bytes(g, false);
-    size_t listed = 0;
-    for (int i = 0; i < n; i++)
-        if (list[i].kind != BUFFER_HOST) listed += list[i].bytes;
-    CHECK(planned >= listed && planned - listed < 256 * (size_t)n, "%s: planned %zu, buffers %zu",
-          name, planned, listed);
+    const size_t planned = gpt2_bytes(g, false), on_host = gpt2_bytes(g, true);
+    size_t listed = 0, all = 0;
+    for (int i = 0; i < n; i++) {
+        const size_t bytes = list[i].bytes;
+        cudaPointerAttributes a;
+        if (list[i].kind == BUFFER_HOST) all += bytes;
+        else listed += bytes;
+        if (list[i].kind != BUFFER_HOST || bytes == 0 || list[i].pointer == NULL) continue;
+        const char *p = (const char *)buffer_get(&list[i]);
+        for (size_t at : {(size_t)0, bytes - 1, bytes}) {
+            if (at == bytes && !EMULATED) continue;  // a driver locks whole pages
+            CUDA(cudaPointerGetAttributes(&a, p + at));
+            CHECK((a.type == cudaMemoryTypeHost) == (at < bytes), "%s: %s of %zu bytes at %zu",
+                  name, list[i].purpose, bytes, at);
+        }
+    }
+    CHECK(planned >= listed && planned - listed < 256 * (size_t)n
+          && on_host >= all && on_host - all <= 4096 * (size_t)n, "%s: planned %zu, buffers %zu; "
+          "on the host %zu, %zu", name, planned, listed, on_host, all);
 #ifdef __CUDA_EMU__
     CHECK(allocated == listed, "%s: planned %zu, allocated %zu", name, listed, allocated);
 #else  // a driver gives out pages of 2 MiB, and shares them between small buffers
@@ -335,57 +335,6 @@ static void check_memory(GPT2 *g, const char *name, size_t allocated) {
           "%s: planned %zu, allocated %zu", name, planned, allocated);
 #endif
 }
-
-// Checks that the model's host memory is what is planned, and page-locked from the first byte to the
-// last.
-static void page_locked(GPT2 *g, const char *name) {
-    Buffer list[MAX_BUFFERS];
-    const int n = gpt2_buffers(g, list);
-    size_t all = 0;
-    for (int i = 0; i < n; i++) {
-        if (list[i].kind != BUFFER_HOST) continue;
-        const char *p = (const char *)buffer_get(&list[i]);
-        cudaPointerAttributes a;
-        all += list[i].bytes;
-        for (size_t at = 0; at < list[i].bytes; at += list[i].bytes - 1) {
-            CUDA(cudaPointerGetAttributes(&a, p + at));
-            CHECK(a.type == cudaMemoryTypeHost, "%s: %s at %zu", name, list[i].purpose, at);
-        }
-#ifdef __CUDA_EMU__
-        if (list[i].bytes == 0) continue;
-        CUDA(cudaPointerGetAttributes(&a, p + list[i].bytes));
-        CHECK(a.type == cudaMemoryTypeUnregistered, "%s: %s is larger", name, list[i].purpose);
-#endif
-    }
-    const size_t planned = gpt2_bytes(g, true);
-    CHECK(planned >= all && planned - all <= 4096 * (size_t)n, "%s: %zu bytes of host memory, "
-          "planned %zu", name, all, planned);
-}
-
-#ifdef __CUDA_EMU__
-// Runs this program again, as `test OPTION WHICH 3`, with other settings of the emulated GPU
-// ("EMU_PROTECT=1 EMU_SCHED="), and checks that it ends well.
-#define ON_A_CLOCK "EMU_CLOCK=virtual EMU_SCHED= "
-__attribute__((format(printf, 4, 5)))
-static void run_again(const char *test, const char *option, int which, const char *settings, ...) {
-    char text[200], number[12];
-    int status;
-    va_list list;
-    va_start(list, settings);
-    vsnprintf(text, sizeof text, settings, list);
-    va_end(list);
-    snprintf(number, sizeof number, "%d", which);
-    fflush(stdout);
-    const pid_t child = fork();
-    if (child == 0) {
-        for (char *s = strtok(text, " "); s != NULL; s = strtok(NULL, " ")) putenv(s);
-        execl("/proc/self/exe", test, option, number, "3", (char *)NULL);
-        _exit(127);
-    }
-    waitpid(child, &status, 0);
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s %d: status %d", option, which, status);
-}
-#endif
 
 // Forks. In the child it returns true, and the standard error is caught: it must end with _exit().
 // In the parent it returns false when the child has ended, with what it said in `line`, and how it

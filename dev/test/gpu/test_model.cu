@@ -93,8 +93,8 @@ static void compare_gradients(GPT2 *g, CPUModel *cpu, const Shape *s) {
     free(grads);
 }
 
-// One step's logits, loss, norm and gradient. Nothing of a larger batch, in front of some, is left in
-// it. words: of the other head, whose sequences each have a word to come.
+// One step's logits, loss, norm and gradient. Nothing of a larger batch, in front of some, is left
+// in it. words: of the other head, whose sequences each have a word to come.
 static void check_shape(const Shape *s, bool words = false) {
     const size_t N = s->B * s->T, all = s->accum * N;
     const Words known = {3, {5, (int32_t)s->V - 1, 0}};
@@ -262,8 +262,8 @@ static void compare_text(GPT2 *g, CPUModel *cpu, const Shape *s, size_t prompt) 
     free(text);
 }
 
-// Texts after prompts of one token, two, half a window and a whole one, between which a gradient
-// keeps its bits. Memory is what was planned. streamed: layers whose weights take turns in one place.
+// Texts after prompts of one token, two, half a window and a whole one; a gradient after them has
+// the bits of the one before. Memory is what was planned. streamed: layers whose weights take turns.
 static void check_cached(const Shape *s, int streamed) {
     const size_t prompts[] = {1, 2, (s->context + 1) / 2, s->context};
     int32_t *batch = ALLOC(int32_t, 2 * s->accum * s->B * s->T, "test");

@@ -3,8 +3,8 @@
 // the same time as what it is meant to hide behind.
 //
 // usage: test_placement                     all tests
-//        test_placement --config K|some|all [N]  for test_schedules.sh (runs.cuh)
-//        test_placement --clock K 3          what test_overlap runs, with EMU_CLOCK=virtual
+//        test_placement --config TEXT|some|all [N]  for test_schedules.sh (runs.cuh)
+//        test_placement --clock K            what test_overlap runs, with EMU_CLOCK=virtual
 #include "runs.cuh"
 
 // ---------------------------------------------------------------------------------------------
@@ -18,7 +18,7 @@ static bool has_residents(const Segment *s) {
 
 // Checks that the number of layers that stream, and the number of their places, are those of the
 // row; that they have no residents and are spread evenly; and that no more memory is taken.
-static void check_weights(const GPT2 *g, const Config *c) {
+static void check_weights(GPT2 *g, const Config *c) {
     const int L = g->segments - 2;
     int may = 0, seen = 0, before = 0;
     size_t stay = g->segment[0].length + g->segment[L + 1].length;
@@ -41,7 +41,7 @@ static void check_weights(const GPT2 *g, const Config *c) {
           g->param_elements, all);
 }
 
-// Returns the number of visitors whose gradients wait on the GPU (model_place()).
+// Returns the number of visitors whose gradients wait on the GPU (model_begin()).
 static int config_kept(const Config *c) { return c->tight < 2 ? (int)KEEP_ALL : c->tight - 2; }
 
 // The bytes that crossed the link in each direction in `steps` steps.
@@ -55,8 +55,9 @@ static void check_moved(GPT2 *g, const Config *c, size_t steps, Report *) {
     const size_t inputs = inputs_moved(c, steps);
     size_t in = 0, out = 0;
     int visits = 0;
-    const size_t weights = layers_fetched(g->streamed, g->weight_rooms.count, c->o.accum, c->evaluates, steps)
-                         * g->segment[1].length * X_;
+    const size_t layers = layers_fetched(g->streamed, g->weight_rooms.count, c->o.accum,
+                                         c->evaluates, steps);
+    const size_t weights = layers * g->segment[1].length * X_;
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
         const bool streams = g->segment[p->segment].on_host;
@@ -70,11 +71,6 @@ static void check_moved(GPT2 *g, const Config *c, size_t steps, Report *) {
     CHECK(g->moved_in == steps * in + weights + inputs && g->moved_out == steps * out + inputs,
           "%s: %zu in, %zu out; wanted %zu, %zu", c->text, g->moved_in, g->moved_out,
           steps * in + weights + inputs, steps * out + inputs);
-}
-
-static void check_open(GPT2 *g, const Config *c) {
-    check_weights(g, c);
-    page_locked(g, c->text);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -161,7 +157,7 @@ static void tests(void) {
 
 int main(int argc, char **argv) {
     wire_chunk = 3000;  // several for a piece
-    adamw.opened = check_open;
+    adamw.opened = check_weights;
     adamw.trained = check_moved;
     return rows_main(argc, argv, "test_placement", placement_clocks,
                      sizeof placement_clocks / sizeof *placement_clocks, tests);

@@ -3,8 +3,8 @@
 // several processes have the bits of one; and copies hide behind kernels as they should.
 //
 // usage: test_zo_gpu                     all tests
-//        test_zo_gpu --config K|some|all [N]  for test_schedules.sh (runs.cuh)
-//        test_zo_gpu --clock K 3         what test_overlap runs, with EMU_CLOCK=virtual
+//        test_zo_gpu --config TEXT|some|all [N]  for test_schedules.sh (runs.cuh)
+//        test_zo_gpu --clock K           what test_overlap runs, with EMU_CLOCK=virtual
 #include "runs.cuh"
 #include "cpu_reference.h"
 #include "../zo_feed.h"
@@ -140,11 +140,6 @@ static void row_bring(GPT2 *g, const Config *, Shared *to) {
     float *w = weights_get(g);
     if (ranks.rank == 0) memcpy(to->arena, w, to->P * sizeof *w);
     report->weights = hash_bytes(w, to->P * sizeof *w);
-    for (size_t at = 0, n; at < to->P; at += n) {  // in odd pieces, too
-        n = min_size(1777, to->P - at);
-        gpt2_move(g, 0, at, n, w + at, true);
-    }
-    CHECK(hash_bytes(w, to->P * sizeof *w) == report->weights, "pieces of the weights");
     free(w);
 }
 
@@ -207,8 +202,8 @@ static void test_ranks_fail(void) {
 // ---------------------------------------------------------------------------------------------
 // The CPU's bits
 
-// Returns the loss of a step's micro-batches with theta (an arena) perturbed by the CPU; in *cpus that
-// of the CPU's model, which has the perturbed weights.
+// Returns the loss of a step's micro-batches with theta (an arena) perturbed by the CPU; in *cpus
+// that of the CPU's model, which has the perturbed weights.
 static double losses_with(GPT2 *g, const float *theta, size_t step, int query, float scale,
                           CPUModel *cpu, double *cpus) {
     Run *r = &feed.r;
