@@ -410,7 +410,7 @@ typedef struct { double step, planned, link, late; } Times;
 
 typedef struct {
     uint64_t numbers, evaluations, weights;  // hashes: of losses and norms, .., of all weights
-    uint64_t more;                           // and of what else a checkpoint has
+    uint64_t more;                           // ZenFlow: and of a checkpoint's columns and clock
     size_t done;                             // steps
     size_t elements[3];                      // of the state, by part
     size_t counted[COUNTERS];
