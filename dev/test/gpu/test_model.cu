@@ -270,7 +270,6 @@ static void check_cached(const Shape *s, int streamed) {
     double numbers[2][2];
     float *params = shape_params(s, true);
     GPT2 *g = model_new(s);
-    g->packed = false;
     g->choice.mode = streamed > 0 ? OFFLOAD_ZERO : OFFLOAD_NONE;
     g->choice.streamed = streamed;
     g->choice.weight_rooms = 1;
