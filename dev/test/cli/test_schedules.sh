@@ -22,9 +22,10 @@ export TSAN_OPTIONS="${TSAN_OPTIONS:-atexit_sleep_ms=0}"  # or each program slee
 schedules="eager,forward lazy,forward prio:0,random prio:1,reverse random:1,reverse"
 two="eager,forward prio:1,reverse"
 steps=4
-# Rows for the sanitizer of kernels; `some` are those that cover what there is.
-kernels="test_placement_fp32=46 test_placement=50 test_zenflow_gpu=27,28 test_zo_gpu=2
-    test_zo_gpu_fp32=24 test_zero_gpu=8"
+# Rows for the sanitizer of kernels, by their begins, with + for a space.
+kernels="test_placement_fp32=rows+ test_placement=llama+--accum
+    test_zenflow_gpu=tied+--clip,odd+--accum test_zo_gpu=odd+--optimizer+mezo+--zo
+    test_zo_gpu_fp32=llama+--precision test_zero_gpu=five+ranks=2+--zero+3+--accum"
 these=all
 if [ "${ALL:-0}${LONG:-0}" = 00 ]; then
     # The oldest work first; and the youngest, with the blocks of kernels reversed.
@@ -32,8 +33,8 @@ if [ "${ALL:-0}${LONG:-0}" = 00 ]; then
 fi
 if [ "${LONG:-0}" = 1 ]; then
     steps=20
-    kernels="$kernels test_placement=35,47 test_placement_fp32=52 test_zenflow_gpu=30,32
-        test_zero_gpu=53 test_zero_gpu_fp32=56,58"
+    kernels="$kernels test_placement=deep test_placement_fp32=chunks
+        test_zenflow_gpu=wide+--accum,llama+--accum test_zero_gpu=odd+ranks test_zero_gpu_fp32=llama"
     for seed in $(seq 5 24); do
         schedules="$schedules prio:$seed,random random:$seed,reverse"
     done
@@ -99,7 +100,7 @@ sanitize() {
         program=build/$flavour/${t%%=*}
         if [ ! -x "$program" ]; then echo "skip $name: $program is missing"; continue; fi
         for k in $(echo "${t#*=}" | tr , ' '); do
-            in_background "$name.${t%%=*}.$k" env "$4" "$program" --config "$k" 2
+            in_background "$name.${t%%=*}.$k" env "$4" "$program" --config "$(echo "$k" | tr + ' ')" 2
         done
     done
     wait

@@ -8,13 +8,8 @@
 #include "tensors.cuh"
 #include "cpu_reference.h"
 #include "../zo_feed.h"
-#include <arpa/inet.h>
 #include <dirent.h>
-#include <netinet/in.h>
 #include <pthread.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
 
 namespace test_zo_gpu {
 #include "test_zo_gpu.cu"

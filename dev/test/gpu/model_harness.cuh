@@ -8,15 +8,10 @@
 // What a step must not do is counted: the trainer below is compiled with these.
 static struct {
     int waits, allocations, events;  // events: those waited for
-    int copies[8];                   // asynchronous ones, by their direction,
-    size_t bytes[8];                 // and theirs
 } counted;
 #define cudaStreamSynchronize(...) (counted.waits++, cudaStreamSynchronize(__VA_ARGS__))
 #define cudaDeviceSynchronize(...) (counted.waits++, cudaDeviceSynchronize(__VA_ARGS__))
 #define cudaMemcpy(...) (counted.waits++, cudaMemcpy(__VA_ARGS__))
-#define cudaMemcpyAsync(to, from, size, kind, stream) \
-    (counted.copies[kind]++, counted.bytes[kind] += (size), \
-     cudaMemcpyAsync(to, from, size, kind, stream))
 #define cudaEventSynchronize(...) (counted.events++, cudaEventSynchronize(__VA_ARGS__))
 #define cudaMalloc(...) (counted.allocations++, cudaMalloc(__VA_ARGS__))
 #define cudaFree(...) (counted.allocations++, cudaFree(__VA_ARGS__))
@@ -97,15 +92,6 @@ struct Shape {
 enum { GELU = ACTIVATION_GELU, RELU = ACTIVATION_RELU };
 enum { KEEP = RECOMPUTE_NONE, LIGHT = RECOMPUTE_LIGHT, AGAIN = RECOMPUTE_BLOCK };
 
-// Where the optimizer's state lives, and what gpt2_settle() would settle.
-typedef struct {
-    OffloadChoice choice;
-    int tight;       // 1: gradients are summed on the host; 2: and visitors' wait there
-    int threads;     // of the host; 0: one per core
-    bool serial;     // --no-overlap
-    bool in_backward;  // the update begins in backward (--clip 0)
-} Placement;
-
 struct Recipe {
     double lr, eps, clip, decay;
     bool sizes;  // every second step has a smaller batch
@@ -114,8 +100,6 @@ struct Recipe {
 
 // Models that are opened from here on, and their steps, store moments, or masters, in bf16.
 static bool moments_bf16, master_bf16;
-
-static const Recipe plain = {1e-2, 1e-8, 0.5, 0.1, false};
 
 static float *floats(size_t n) { return (float *)alloc_or_fail(n, sizeof(float), "test"); }
 
@@ -186,8 +170,8 @@ static int32_t *shape_begins(const Shape *s) {
     return begins;
 }
 
-// A model of which nothing is settled; model_forget() frees it. where: NULL for all on the GPU.
-static GPT2 *model_new(const Shape *s, const Placement *where) {
+// A model of which nothing is settled; model_forget() frees it.
+static GPT2 *model_new(const Shape *s) {
     GPT2 *g = gpt2_new();
     g->config = shape_config(s);
     g->table = gpt2_table(&g->config);
@@ -201,12 +185,6 @@ static GPT2 *model_new(const Shape *s, const Placement *where) {
     g->max_B = s->B;
     g->max_T = s->T;
     g->choice.mode = OFFLOAD_NONE;
-    if (where == NULL) return g;
-    g->choice = where->choice;
-    if (g->choice.mode == OFFLOAD_AUTO) g->choice.mode = OFFLOAD_NONE;
-    g->no_overlap = where->serial;
-    g->update_in_backward = where->in_backward;
-    g->host_threads = where->threads;
     return g;
 }
 
@@ -220,19 +198,14 @@ static void model_forget(GPT2 *g) {
     free(g);
 }
 
-// What costs only time and is done where memory is short: one of four ways to recompute, and one of
-// three to keep gradients (choice_settle). tight - 2 visitors' gradients stay if it is 2 or more.
-static void model_place(GPT2 *g, int recompute, int tight) {
-    g->choice.recompute = recompute;
+// Makes of it one that trains, from params. model_close() frees it. tight: from 1 on, gradients are
+// summed on the host; from 2 on, tight - 2 visitors' gradients stay on the GPU (choice_settle()).
+static void model_begin(GPT2 *g, const Shape *s, const float *params, int tight = 0) {
+    g->choice.recompute = s->recompute;
     g->choice.sum_on_host = tight > 0 && g->accumulating;
     g->choice.kept_grads = tight < 2 ? KEEP_ALL : tight - 2;
     g->choice.apart = tight > 0;
     gpt2_place(g);
-}
-
-// Makes of it one that trains, from params. model_close() frees it.
-static void model_begin(GPT2 *g, const Shape *s, const float *params, const Placement *where) {
-    model_place(g, s->recompute, where != NULL ? where->tight : 0);
     gpt2_allocate(g);
     for (int i = 0; i < g->table.count; i++) {  // padding and gaps stay as they were allocated
         const GPT2Tensor *x = &g->table.tensors[i];
@@ -241,9 +214,9 @@ static void model_begin(GPT2 *g, const Shape *s, const float *params, const Plac
     weights_renew(g);
 }
 
-static GPT2 *model_open(const Shape *s, const float *params, const Placement *where = NULL) {
-    GPT2 *g = model_new(s, where);
-    model_begin(g, s, params, where);
+static GPT2 *model_open(const Shape *s, const float *params) {
+    GPT2 *g = model_new(s);
+    model_begin(g, s, params);
     return g;
 }
 
@@ -252,38 +225,12 @@ static void model_close(GPT2 *g) {
     free(g);
 }
 
-// Has the stream the highest priority? Otherwise it must have the lowest.
-static bool is_urgent(cudaStream_t stream) {
-    int lowest, highest, priority;
-    CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
-    CUDA(cudaStreamGetPriority(stream, &priority));
-    CHECK(highest < lowest && (priority == lowest || priority == highest), "%d is neither %d nor "
-          "%d", priority, lowest, highest);
-    return priority == highest;
-}
-
 static AdamStep recipe_step(const Recipe *r, size_t step, double norm_squared) {
     AdamStep s = adam_step_prepare(r->lr, 0.9, 0.95, r->eps, r->decay, step,
                                    clip_scale(norm_squared, r->clip));
     s.moments_bf16 = moments_bf16;
     s.master_bf16 = master_bf16;
     return s;
-}
-
-// What a rehearsal says of a step of this model, on a machine whose products take `compute` seconds
-// of it.
-static Prediction rehearsed(const GPT2 *g, const Shape *s, Rates *r, double compute) {
-    static Run run;
-    memset(&run, 0, sizeof run);
-    run.B = s->B;
-    run.T = s->T;
-    run.world = 1;
-    run.step_tokens = s->B * s->T * s->accum;
-    run.o.accum = s->accum;
-    run.o.no_overlap = g->no_overlap;
-    r->gpu_flops = 1;
-    r->gpu_flops = gpt2_rehearse(g, &run, r, NULL).compute / compute;
-    return gpt2_rehearse(g, &run, r, NULL);
 }
 
 // A step's gradient on the GPU: the loss and, in *norm_squared, the square of its norm. Micro-batches
@@ -305,24 +252,11 @@ static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs, const
     return loss;
 }
 
-// One step of training, as train() does it.
-static double gpu_step(GPT2 *g, const Shape *s, const Recipe *r, size_t step,
-                       const int32_t *inputs, const int32_t *targets, double *norm) {
-    double norm_squared;
-    const AdamStep unclipped = recipe_step(r, step, 0);
-    const double loss = gpu_gradient(g, s, inputs, targets, &norm_squared,
-                                     g->update_in_backward ? &unclipped : NULL);
-    AdamStep adam = recipe_step(r, step, norm_squared);
-    adam.grad_scale /= loss_scale;
-    if (r->update != NULL) r->update(g, r, &adam);
-    else gpt2_update(g, &adam);
-    *norm = sqrt(norm_squared);
-    return loss;
-}
-
-// The same, with the step's own batch. numbers: loss and norm.
+// One step of training with its own batch, as train() does it. numbers: loss and norm.
 static void train_one(GPT2 *g, const Shape *s, const Recipe *r, size_t step, double numbers[2]) {
+    const AdamStep unclipped = recipe_step(r, step, 0);
     Shape now = *s, all;
+    double norm_squared;
     if (r->sizes && step % 2 == 0) {
         now.B = s->B > 1 ? s->B - 1 : 1;
         now.T = s->T > 4 ? s->T - 4 : 1;
@@ -332,26 +266,14 @@ static void train_one(GPT2 *g, const Shape *s, const Recipe *r, size_t step, dou
     const size_t n = all.accum * all.B * all.T;
     int32_t *inputs = (int32_t *)alloc_or_fail(2 * n, sizeof(int32_t), "test");
     shape_batch(&all, step, inputs, inputs + n);
-    numbers[0] = gpu_step(g, &now, r, step, inputs, inputs + n, &numbers[1]);
+    numbers[0] = gpu_gradient(g, &now, inputs, inputs + n, &norm_squared,
+                              g->update_in_backward ? &unclipped : NULL);
+    numbers[1] = sqrt(norm_squared);
+    AdamStep adam = recipe_step(r, step, norm_squared);
+    adam.grad_scale /= loss_scale;
+    if (r->update != NULL) r->update(g, r, &adam);
+    else gpt2_update(g, &adam);
     free(inputs);
-}
-
-// An evaluation after this step, of another size.
-static double evaluation(GPT2 *g, const Shape *s, size_t step) {
-    Shape part = *s;
-    part.B = (s->B + 1) / 2;
-    const size_t n = part.B * part.T;
-    int32_t *tokens = (int32_t *)alloc_or_fail(2 * n, sizeof(int32_t), "test");
-    part.accum = 1;
-    shape_batch(&part, step + 1000, tokens, tokens + n);
-    g->timeline.between = true;
-    gpt2_forward(g, tokens, NULL, tokens + n, part.B, part.T);
-    gpt2_head(g, 0, 1, false, NULL);
-    g->timeline.between = false;
-    const double loss = gpt2_loss(g);
-    CHECK(loss > 0 && loss < 20, "%s: evaluation gives %g", s->name, loss);
-    free(tokens);
-    return loss;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -360,29 +282,6 @@ static double evaluation(GPT2 *g, const Shape *s, size_t step) {
 static uint64_t hash_with(uint64_t seed, const void *data, size_t bytes) {
     const uint64_t both[2] = {seed, hash_bytes(data, bytes)};
     return hash_bytes(both, sizeof both);
-}
-
-// The weights that forward and backward use, wherever they live: an arena.
-static void weights_whole(GPT2 *g, floatX *whole) {
-    for (int i = 0; i < g->segments; i++) {
-        const Segment *s = &g->segment[i];
-        const void *from = s->on_host ? s->first->params : g->params + s->param_at;
-        gpu_copy(whole + s->at, from, s->length * sizeof(floatX));
-    }
-}
-
-// Of everything that training leaves: the parameters in both forms, and the moments.
-static uint64_t hash_state(GPT2 *g) {
-    const size_t P = g->table.elements;
-    float *whole = floats(P);
-    weights_whole(g, (floatX *)whole);
-    uint64_t hash = hash_bytes(whole, P * sizeof(floatX));
-    for (int k = 0; k < 3; k++) {
-        gpt2_move(g, k, 0, P, whole, true);
-        hash = hash_with(hash, whole, P * sizeof(float));
-    }
-    free(whole);
-    return hash;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -396,27 +295,6 @@ static size_t model_plan(GPT2 *g, int recompute, size_t limit, size_t host_limit
     return gpt2_bytes(g, false);
 }
 
-typedef struct { size_t gpu, host; } Planned;
-
-// Without limits, with what model_place() is given.
-static Planned planned_memory(const Shape *s, const Placement *where, int recompute, int tight) {
-    GPT2 *g = model_new(s, where);
-    model_place(g, recompute, tight);
-    const Planned planned = {gpt2_bytes(g, false), gpt2_bytes(g, true)};
-    model_forget(g);
-    return planned;
-}
-
-// False where what is free may be another process's doing: on a GPU, unless TIDE_ALONE says that
-// nothing else runs there.
-static bool memory_is_ours(void) {
-#ifdef __CUDA_EMU__
-    return true;
-#else
-    return getenv("TIDE_ALONE") != NULL;
-#endif
-}
-
 static size_t free_memory(void) {
     size_t available, total;
     CUDA(cudaDeviceSynchronize());
@@ -424,78 +302,39 @@ static size_t free_memory(void) {
     return available;
 }
 
-// That the model has taken `allocated` bytes of the GPU's memory, and that this is the plan.
+// Checks that the model has taken `allocated` bytes of the GPU's memory, that this and its host
+// memory are the plan, and that the latter is page-locked from the first byte to the last.
 static void check_memory(GPT2 *g, const char *name, size_t allocated) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
-    const size_t planned = gpt2_bytes(g, false);
-    size_t listed = 0;
-    for (int i = 0; i < n; i++)
-        if (list[i].kind != BUFFER_HOST) listed += list[i].bytes;
-    CHECK(planned >= listed && planned - listed < 256 * (size_t)n, "%s: planned %zu, buffers %zu",
-          name, planned, listed);
+    const size_t planned = gpt2_bytes(g, false), on_host = gpt2_bytes(g, true);
+    size_t listed = 0, all = 0;
+    for (int i = 0; i < n; i++) {
+        const size_t bytes = list[i].bytes;
+        cudaPointerAttributes a;
+        if (list[i].kind == BUFFER_HOST) all += bytes;
+        else listed += bytes;
+        if (list[i].kind != BUFFER_HOST || bytes == 0 || list[i].pointer == NULL) continue;
+        const char *p = (const char *)buffer_get(&list[i]);
+        for (size_t at : {(size_t)0, bytes - 1, bytes}) {
+            if (at == bytes && !EMULATED) continue;  // a driver locks whole pages
+            CUDA(cudaPointerGetAttributes(&a, p + at));
+            CHECK((a.type == cudaMemoryTypeHost) == (at < bytes), "%s: %s of %zu bytes at %zu",
+                  name, list[i].purpose, bytes, at);
+        }
+    }
+    CHECK(planned >= listed && planned - listed < 256 * (size_t)n
+          && on_host >= all && on_host - all <= 4096 * (size_t)n, "%s: planned %zu, buffers %zu; "
+          "on the host %zu, %zu", name, planned, listed, on_host, all);
 #ifdef __CUDA_EMU__
     CHECK(allocated == listed, "%s: planned %zu, allocated %zu", name, listed, allocated);
 #else  // a driver gives out pages of 2 MiB, and shares them between small buffers
-    if (!memory_is_ours()) return;
+    if (getenv("TIDE_ALONE") == NULL) return;  // or another process may run there
     CHECK(allocated + ((size_t)2 << 20) >= planned
           && allocated <= planned + ((size_t)MAX_BUFFERS << 21),
           "%s: planned %zu, allocated %zu", name, planned, allocated);
 #endif
 }
-
-// Returns the bytes of the model's host memory but those for this purpose. All of it is page-locked,
-// from the first to the last byte.
-static size_t page_locked(GPT2 *g, const char *but, const char *name) {
-    Buffer list[MAX_BUFFERS];
-    const int n = gpt2_buffers(g, list);
-    size_t bytes = 0, all = 0;
-    for (int i = 0; i < n; i++) {
-        if (list[i].kind != BUFFER_HOST) continue;
-        const char *p = (const char *)buffer_get(&list[i]);
-        cudaPointerAttributes a;
-        all += list[i].bytes;
-        if (strcmp(list[i].purpose, but) != 0) bytes += list[i].bytes;
-        for (size_t at = 0; at < list[i].bytes; at += list[i].bytes - 1) {
-            CUDA(cudaPointerGetAttributes(&a, p + at));
-            CHECK(a.type == cudaMemoryTypeHost, "%s: %s at %zu", name, list[i].purpose, at);
-        }
-#ifdef __CUDA_EMU__
-        if (list[i].bytes == 0) continue;
-        CUDA(cudaPointerGetAttributes(&a, p + list[i].bytes));
-        CHECK(a.type == cudaMemoryTypeUnregistered, "%s: %s is larger", name, list[i].purpose);
-#endif
-    }
-    const size_t planned = gpt2_bytes(g, true);
-    CHECK(planned >= all && planned - all <= 4096 * (size_t)n, "%s: %zu bytes of host memory, "
-          "planned %zu", name, all, planned);
-    return bytes;
-}
-
-#ifdef __CUDA_EMU__
-// Runs this program again, as `test OPTION WHICH 3`, with other settings of the emulated GPU
-// ("EMU_PROTECT=1 EMU_SCHED="), and checks that it ends well.
-#define ON_A_CLOCK "EMU_CLOCK=virtual EMU_SCHED= "
-__attribute__((format(printf, 4, 5)))
-static void run_again(const char *test, const char *option, int which, const char *settings, ...) {
-    char text[200], number[12];
-    int status;
-    va_list list;
-    va_start(list, settings);
-    vsnprintf(text, sizeof text, settings, list);
-    va_end(list);
-    snprintf(number, sizeof number, "%d", which);
-    fflush(stdout);
-    const pid_t child = fork();
-    if (child == 0) {
-        for (char *s = strtok(text, " "); s != NULL; s = strtok(NULL, " ")) putenv(s);
-        execl("/proc/self/exe", test, option, number, "3", (char *)NULL);
-        _exit(127);
-    }
-    waitpid(child, &status, 0);
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s %d: status %d", option, which, status);
-}
-#endif
 
 // Forks. In the child it returns true, and the standard error is caught: it must end with _exit().
 // In the parent it returns false when the child has ended, with what it said in `line`, and how it
@@ -516,13 +355,6 @@ static bool in_child(char line[1024], int *status) {
     line[n] = '\0';
     waitpid(child, status, 0);
     return false;
-}
-
-// That run was refused: exit code 2 and one line, in which `words` are.
-static bool refused(const char *line, int status, const char *words) {
-    const char *end = strchr(line, '\n');
-    return WIFEXITED(status) && WEXITSTATUS(status) == 2 && end != NULL && end[1] == '\0'
-        && strstr(line, words) != NULL;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -558,34 +390,6 @@ static GPT2 *zo_new(const GPT2Config *c, size_t B, size_t T) {
     g->max_T = T;
     g->head_rows = HEAD_ROWS;
     return g;
-}
-
-// A port that is free now.
-static int free_port(void) {
-    struct sockaddr_in a;
-    socklen_t n = sizeof a;
-    const int s = socket(AF_INET, SOCK_STREAM, 0);
-    memset(&a, 0, sizeof a);
-    a.sin_family = AF_INET;
-    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (s < 0 || bind(s, (struct sockaddr *)&a, n) != 0
-        || getsockname(s, (struct sockaddr *)&a, &n) != 0)
-        die("no free port: %s", strerror(errno));
-    close(s);
-    return ntohs(a.sin_port);
-}
-
-// The environment that a launcher gives to a rank.
-static void launched_as(size_t rank, size_t world, int port) {
-    const char *const names[5] = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
-                                  "MASTER_PORT"};
-    const size_t values[5] = {rank, rank, world, world, (size_t)port};
-    for (int i = 0; i < 5; i++) {
-        char text[24];
-        snprintf(text, sizeof text, "%zu", values[i]);
-        setenv(names[i], text, 1);
-    }
-    setenv("MASTER_ADDR", "127.0.0.1", 1);
 }
 
 // A trainer that settle() has been through with --plan, and its run.
@@ -648,15 +452,4 @@ static Rates rates_named(const char *name) {
     return r;
 }
 
-// Numbers that look random, the same in every run.
-static unsigned long long drawn_state = 1;
-
-static size_t draw(size_t n) {
-    drawn_state = drawn_state * 6364136223846793005u + 1442695040888963407u;
-    return (size_t)(drawn_state >> 33) % n;
-}
-
-static double log_draw(double low, double high) {
-    return low * exp(log(high / low) * (double)draw(1000) / 1000);
-}
 #endif

@@ -7,6 +7,7 @@
 #ifndef TIDE_RUNS_CUH
 #define TIDE_RUNS_CUH
 #include "model_harness.cuh"
+#include "../processes.h"
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
@@ -41,34 +42,35 @@ static const Shape row_shapes[] = {
     // of 7B's proportions: 32 layers, embeddings as large as one
     {"7B",     32, 2,  16,  64, 131,  8, 1,  8, GELU, 1, KEEP, 1, 99, false}};
 
-enum { ROW_TEXT = 400, MOST_ROWS = 120, MOST_SETTINGS = 24, MOST_VALUES = 10 };
+enum { ROW_TEXT = 400, MOST_ROWS = 120, MOST_SETTINGS = 24 };
 
 // What a user may say of AdamW's step, whose state is somewhere; or, `or_none`, also on the GPU.
 #define PLACEMENTS(or_none) \
-    "--precision bf16|--precision fp32", "|--accum 3", "|--recompute block|--activations host", \
+    "--precision bf16|--precision fp32", "|--accum 3", \
+    "|--recompute light|--recompute block|--activations host", \
     "--clip 0.05|--clip 1e6|--clip 0", "|sizes", "|evaluates", \
     "--offload zero|--offload twinflow --resident 0.3|--offload twinflow --resident 0.9" \
         "|--offload interleave --stride 1 --resident 0.3|--offload interleave --stride 2" \
         "|--offload interleave --share 0.3 --resident 0.9|--offload interleave --share 0.5" \
         "|--offload interleave --share 1 --resident 0.3" or_none, \
     "|--subgroup 4096|--subgroup 8192|--subgroup 20000", "--slots 2|--slots 1|--slots 3", \
-    "|places=3|places=9", "|--grad-wire fp32", "|tight=1|tight=2", "|--threads 2", "|--no-overlap"
+    "|places=3|places=9", "|--grad-wire fp32", "|tight=1|tight=2|tight=3", \
+    "|--threads 2", "|--no-overlap"
 
-// The rows of a program: any two values of the settings meet in one of the first ("a|b|" are two
+// The rows of a program: so many that are drawn, each with a value of each setting ("a|b|" are two
 // values, and none); then what is used most, and special cases. above=...: these counters of a row
 // must be above zero. `some` of the first cover most of what there is: with the special ones,
 // enough for `make test`.
 static const struct {
     const char *program;
-    int some;
+    int drawn, some;
     const char *settings[MOST_SETTINGS], *special[40];
 } table[] = {
-    {"test_placement", 12, {"tied|odd|one|five", PLACEMENTS(""), "|--moments bf16",
+    {"test_placement", 40, 12, {"tied|odd|one|five", PLACEMENTS(""), "|--moments bf16",
      "|streamed=1|streamed=2|streamed=9 ring=3", "|early=1|early=5"}, {
     // one layer: two segments that leave in different ways, one after the other
     "one --accum 4 --clip 0 --offload interleave --stride 2 tight=1 streamed=9",
-    // every third visits; slots for more than there is
-    "five --clip 0.05 --offload interleave --stride 3 --subgroup 4096 places=9 streamed=3",
+    // slots for more than there is
     "tied --clip 0.05 --offload interleave --share 1 --slots 9 tight=2 streamed=9",
     // without clipping, the update begins in backward
     "five --clip 0 --accum 3 --offload zero tight=1 streamed=2", "five --clip 0 evaluates",
@@ -76,25 +78,14 @@ static const struct {
         "streamed=2 --moments bf16 sizes",
     // nothing is anywhere else
     "tied --accum 3 --recompute light", "rows --precision fp32 --accum 2 --recompute block",
-    "five --clip 0.05 --recompute light evaluates --offload interleave --resident 0.3 --share 0.5 "
-        "--subgroup 4096 places=3 --threads 2 --moments bf16 streamed=2",
-    // gradients of the first visitor stay, or of the first two
-    "five --accum 4 --clip 0.05 --offload interleave --resident 0.3 --share 0.5 --subgroup 4096 "
-        "--grad-wire fp32 tight=3",
-    "tied --precision fp32 --recompute block --clip 0.05 evaluates --offload interleave "
-        "--share 0.5 --subgroup 8192 places=3 --grad-wire fp32 tight=4 --threads 2 "
-        "--moments bf16 streamed=2",
     // the LLaMA family
     "llama --accum 2 --recompute block --clip 0.05 evaluates --offload interleave --resident 0.3 "
         "--share 0.5 --subgroup 4096 tight=1 --threads 2 --moments bf16 streamed=2",
-    "llama --precision fp32 --recompute light --clip 0.05 evaluates --offload twinflow "
-        "--resident 0.3 --subgroup 8192 --threads 2 streamed=9",
     "chunks --precision fp32 --accum 2 --clip 0.05 sizes --offload interleave --share 1 "
         "--subgroup 4096 --slots 1 places=3 --grad-wire fp32 tight=1 --moments bf16 streamed=1 "
         "ring=3",
     // inputs of layers leave, and nothing else
     "deep --accum 3 --activations host --clip 0.05 sizes evaluates",
-    "deep --precision fp32 --activations host --no-overlap",
     // masters in bf16: residents, visitors and the CPU's; sums; weights on the host
     "five --master bf16 --clip 0.05 evaluates --offload interleave --resident 0.3 --share 0.5 "
         "--subgroup 4096 places=3 --threads 2 --moments bf16 streamed=2",
@@ -102,27 +93,22 @@ static const struct {
     // of one layer's gradient, a part leaves
     "odd --clip 0 --offload interleave --share 0.5 --subgroup 4096",
     }},
-    {"test_zero_gpu", 12, {"tied|tail|one|five", PLACEMENTS("|--offload none"),
+    {"test_zero_gpu", 51, 12, {"tied|tail|one|five", PLACEMENTS("|--offload none"),
      "ranks=1|ranks=2|ranks=3|ranks=4",
      "--zero 2|--zero 1|--zero 3|--zero 3 streamed=1|--zero 3 streamed=9 ring=3"}, {
     // as they are used most
-    "five ranks=2 --zero 2 --clip 0.05 evaluates",
     "five ranks=2 --zero 3 --accum 3 --clip 0.05 --offload interleave --share 0.5 places=9 "
         "streamed=2",
-    "odd ranks=2 --zero 1 --clip 0.05 --offload interleave --stride 2 --subgroup 4096 places=3",
+    "odd ranks=2 --zero 1 --clip 0 --offload interleave --stride 2 --subgroup 4096 places=3",
     "five ranks=2 --zero 3 --clip 0.05 --offload zero --slots 1 streamed=9 ring=3",
-    "five ranks=3 --zero 3 --accum 3 --recompute light --clip 0.05 evaluates --offload interleave "
-        "--resident 0.2 --share 1 tight=2 --threads 2 streamed=3",
     // the LLaMA family
     "llama ranks=2 --zero 2 --precision fp32 --accum 2 --clip 0.05 evaluates",
     "llama ranks=2 --zero 3 --accum 2 --recompute light --clip 0.05 evaluates --offload interleave "
         "--share 0.5 tight=1 streamed=2",
-    "llama ranks=3 --zero 3 --precision fp32 --recompute block --clip 0.05",
     "llama ranks=2 --zero 3 --master bf16 --clip 0.05 --offload interleave --share 0.5 streamed=2",
-    "tied ranks=4 --zero 2 --master bf16 --offload zero --moments bf16",
     }},
-    {"test_zenflow_gpu", 6, {"five|odd|wide|one", "--precision bf16|--precision fp32", "|--accum 2",
-     "--recompute none|--recompute block|--activations host", "--clip 0.05|--clip 0",
+    {"test_zenflow_gpu", 30, 6, {"five|odd|wide|one", "--precision bf16|--precision fp32",
+     "|--accum 2", "--recompute none|--recompute block|--activations host", "--clip 0.05|--clip 0",
      "--zen-topk 0 --zen-window 1|--zen-topk 0.05 --zen-window 4|--zen-topk 0.3 --zen-window 2"
         "|--zen-topk 0.3 --zen-window auto|--zen-topk 0.05 --zen-window 1"
         "|--zen-topk 1 --zen-window 4",
@@ -136,22 +122,12 @@ static const struct {
     "odd --accum 2 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 3 "
         "--zen-reselect 3 --zen-warmup 2 --resident 0.4 evaluates sizes places=9 streamed=1 "
         "above=late,selected,swapped",
-    "tied --precision fp32 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 2 "
-        "--zen-reselect 4 --moments bf16 above=late,swapped",
     "wide --accum 2 --clip 0.05 --offload zenflow --zen-window auto --zen-reselect 0 "
         "--threads 1 timed places=9 streamed=9 above=late",
-    "tied --recompute light --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 1 "
-        "--zen-reselect 3 --moments bf16 above=selected,swapped",
     "llama --accum 2 --recompute light --clip 0.05 --offload zenflow --zen-topk 0.3 "
         "--zen-window 2 --zen-reselect 3 timed streamed=1 above=late,swapped",
-    "llama --precision fp32 --recompute block --clip 0.05 --offload zenflow --zen-topk 0.2 "
-        "--zen-window 3 --zen-reselect 1 --zen-warmup 2 --zen-overlap off sums=1 "
-        "--resident 0.4 evaluates sizes places=9 --moments bf16 streamed=9 "
-        "above=drained,swapped",
     "tied --master bf16 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 2 "
         "--zen-reselect 3 --moments bf16 evaluates above=late,selected,swapped",
-    "odd --master bf16 --accum 2 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 3 "
-        "--zen-reselect 2 --resident 0.4 sizes places=9 streamed=1 above=selected,swapped",
     // gradients that are scaled, as fp16's, by another factor in the next step
     "five scaled --offload zenflow --zen-topk 0.3 --zen-window 2 --zen-reselect 3 --zen-warmup 2 "
         "--zen-overlap off above=selected",
@@ -160,19 +136,14 @@ static const struct {
         "--zen-overlap off --resident 0.2",
     "one adamw --accum 2 --clip 0.5 --offload zenflow --zen-topk 1 --zen-window 3 "
         "--zen-reselect 0",
-    "five adamw --clip 0.5 --offload zenflow --zen-topk 0.5 --zen-warmup 99 steps=5",
-    "llama adamw --precision fp32 --clip 0.5 --offload zenflow --zen-topk 0 --zen-window 1 "
-        "--zen-overlap off --resident 0.4",
     }},
-    {"test_zo_gpu", 6, {"four|odd|labels|vocab", "--precision bf16|--precision fp32",
+    {"test_zo_gpu", 24, 6, {"four|odd|labels|vocab", "--precision bf16|--precision fp32",
      "--optimizer mezo|--optimizer mezo --zo-noise rademacher", "|--zo-queries 2", "|--accum 2",
      "--slots 1|--slots 2|--slots 3|--slots 9",
      "--resident-blocks 0|--resident-blocks 1|--resident-blocks 2|", "|--no-overlap",
      "|--zo-no-slots", "|--zo-no-fused-update", "|evaluates", "|timed", "|rests"}, {
     // for longer; and with fewer and more slots
     "four --optimizer mezo --slots 2 --resident-blocks 0 --zo-no-fused-update steps=24",
-    "odd --precision fp32 --optimizer mezo --zo-noise rademacher --slots 1 "
-        "--resident-blocks 0 --zo-no-fused-update",
     "odd --optimizer mezo --zo-queries 3 --zo-noise rademacher --slots 9 --resident-blocks 0",
     "llama --precision fp32 --optimizer mezo --zo-queries 2 --zo-noise rademacher --accum 2 "
         "--slots 3 --resident-blocks 0 --zo-no-fused-update timed",
@@ -184,10 +155,6 @@ static const struct {
         "--accum 3 --slots 2 --resident-blocks 0 evaluates",
     "labels --optimizer mezo ranks=3 --zo-noise rademacher --accum 2 --slots 1 "
         "--resident-blocks 0 evaluates",
-    "vocab --optimizer mezo ranks=2 --zo-queries 3 --accum 3 --slots 3 --resident-blocks 1",
-    "odd --optimizer mezo ranks=3 --accum 2 --slots 2 --resident-blocks 0 --zo-no-slots "
-        "--no-overlap evaluates",
-    "llama --optimizer mezo ranks=2 --accum 3 --slots 2 --resident-blocks 0",
     }},
 };
 
@@ -204,7 +171,7 @@ typedef struct {
     Options o;
     const Shape *shape;
     int ranks;                         // 0: one, without zero.cuh
-    int places, tight, ring, early;    // see Placement
+    int places, tight, ring, early;    // see config_place(), model_begin()
     int streamed;                      // layers whose weights live on the host
     int sums;                          // of ZenFlow, on the host
     int sizes, evaluates;              // every second step has a smaller batch; each is evaluated
@@ -216,6 +183,7 @@ typedef struct {
     // on the virtual clock: percent of a step in memory that the host takes for all updates, and
     // for all additions to sums
     int updates, adds;
+    int measured;                      // what is planned is by the GPU's speed with a few layers
 } Config;
 
 static const struct { const char *name; size_t at; } row_words[] = {
@@ -226,7 +194,8 @@ static const struct { const char *name; size_t at; } row_words[] = {
     {"evaluates", offsetof(Config, evaluates)}, {"timed", offsetof(Config, timed)},
     {"rests", offsetof(Config, rests)}, {"steps", offsetof(Config, steps)},
     {"adamw", offsetof(Config, adamw)}, {"scaled", offsetof(Config, scaled)},
-    {"updates", offsetof(Config, updates)}, {"adds", offsetof(Config, adds)}};
+    {"updates", offsetof(Config, updates)}, {"adds", offsetof(Config, adds)},
+    {"measured", offsetof(Config, measured)}};
 
 static struct { const char *program; int count, some, drawn; Config row[MOST_ROWS]; } rows;
 
@@ -290,51 +259,24 @@ static void row_add(const char *text) {
     rows.row[rows.count++] = config_of("%s", text);
 }
 
-static bool met[MOST_SETTINGS][MOST_VALUES][MOST_SETTINGS][MOST_VALUES];  // of any two settings
-
-// Returns the value, of n, of setting i that meets most of a row's others anew; of several, any.
-static int value_that_meets(const int *row, int count, int i, int n) {
-    const int from = (int)(philox4x32(1, (uint32_t)rows.count, (uint32_t)i, 0, 0).x[0] >> 8);
-    int most = -1, best = 0;
-    for (int turn = 0; turn < n; turn++) {
-        const int v = (from + turn) % n;
-        int fresh = 0;
-        for (int j = 0; j < count; j++) fresh += row[j] >= 0 && !met[i][v][j][row[j]];
-        if (fresh > most) most = fresh, best = v;
-    }
-    return best;
-}
-
-// Adds rows in which any two values of the settings meet: "a|b|" are two values, and none. Each
-// begins with two that have not met.
-static void rows_draw(const char *const *settings) {
-    static char value[MOST_SETTINGS][MOST_VALUES][64];
-    int n[MOST_SETTINGS] = {0}, row[MOST_SETTINGS], count = 0;
-    for (int a = 0; settings[a] != NULL; a++, count++)
-        for (const char *s = settings[a]; s != NULL; s = strchr(s, '|')) {
-            s += n[a] > 0;
-            snprintf(value[a][n[a]++], 64, "%.*s", (int)strcspn(s, "|"), s);
+// Adds `count` rows, each with a value of each setting: "a|b|" are two values, and none. In as many
+// rows as a setting has values, each value is there once.
+static void rows_draw(const char *const *settings, int count) {
+    for (int k = 0; k < count; k++) {
+        char text[ROW_TEXT] = "";
+        for (uint32_t i = 0; settings[i] != NULL; i++) {
+            const char *value = settings[i];
+            uint32_t n = 1;
+            for (const char *c = value; *c != '\0'; c++) n += *c == '|';
+            const Philox4 random = philox4x32(1, i, (uint32_t)k / n, 0, 0);
+            for (uint32_t v = (random.x[0] + (uint32_t)k) % n; v > 0; v--)
+                value = strchr(value, '|') + 1;
+            const size_t end = strlen(text), length = strcspn(value, "|");
+            snprintf(text + end, sizeof text - end, "%.*s%s", (int)length, value,
+                     length > 0 ? " " : "");
         }
-    for (int a = 0; a < count; a++)
-        for (int b = a + 1; b < count; b++)
-            for (int pair = 0; pair < n[a] * n[b]; pair++) {
-                char text[ROW_TEXT] = "";
-                size_t end = 0;
-                if (met[a][pair / n[b]][b][pair % n[b]]) continue;
-                for (int i = 0; i < count; i++) row[i] = -1;
-                row[a] = pair / n[b];
-                row[b] = pair % n[b];
-                for (int i = 0; i < count; i++) {
-                    if (row[i] < 0) row[i] = value_that_meets(row, count, i, n[i]);
-                    const char *v = value[i][row[i]];
-                    end += (size_t)snprintf(text + end, sizeof text - end, "%s%s",
-                                            end > 0 && v[0] != '\0' ? " " : "", v);
-                }
-                for (int i = 0; i < count; i++)
-                    for (int j = 0; j < count; j++) met[i][row[i]][j][row[j]] = true;
-                row_add(text);
-            }
-    rows.drawn = rows.count;
+        row_add(text);
+    }
 }
 
 // Makes the program's rows.
@@ -343,7 +285,8 @@ static void rows_make(const char *program) {
         if (strcmp(t.program, program) != 0) continue;
         rows.program = program;
         rows.some = t.some;
-        rows_draw(t.settings);
+        rows.drawn = t.drawn;
+        rows_draw(t.settings, t.drawn);
         for (const char *const *text = t.special; *text != NULL; text++) row_add(*text);
     }
 }
@@ -355,29 +298,27 @@ static Shape config_shape(const Config *c) {
     return s;
 }
 
-static Placement config_placement(const Config *c) {
+// Chooses for a new model what the row says.
+static void config_place(GPT2 *g, const Config *c) {
     const Options *o = &c->o;
-    Placement p;
-    memset(&p, 0, sizeof p);
-    p.choice.mode = o->offload;
-    p.choice.grad_rooms = c->places;
-    p.threads = (int)o->threads;
-    p.serial = o->no_overlap;
-    p.choice.kept_grads = KEEP_ALL;
-    p.choice.inputs_leave = o->activations == ACTIVATIONS_HOST;
-    if (is_zen(c)) return p;
-    p.choice.resident = o->resident;
-    p.choice.stride = o->stride;
-    p.choice.share = o->share;
-    p.choice.subgroup = o->subgroup;
-    p.choice.slots = (int)o->slots;
-    p.choice.wire_f32 = o->grad_wire == WIRE_FP32;
-    p.choice.streamed = c->streamed;
-    p.choice.weight_rooms = c->ring;
-    p.choice.early = c->early;
-    p.in_backward = o->clip == 0 && !o->no_overlap && !IS_FP16 && !c->waits;
-    p.tight = c->tight;
-    return p;
+    OffloadChoice *p = &g->choice;
+    g->no_overlap = o->no_overlap;
+    g->host_threads = (int)o->threads;
+    p->mode = o->offload;
+    p->grad_rooms = c->places;
+    p->kept_grads = KEEP_ALL;
+    p->inputs_leave = o->activations == ACTIVATIONS_HOST;
+    if (is_zen(c)) return;
+    p->resident = o->resident;
+    p->stride = o->stride;
+    p->share = o->share;
+    p->subgroup = o->subgroup;
+    p->slots = (int)o->slots;
+    p->wire_f32 = o->grad_wire == WIRE_FP32;
+    p->streamed = c->streamed;
+    p->weight_rooms = c->ring;
+    p->early = c->early;
+    g->update_in_backward = o->clip == 0 && !o->no_overlap && !IS_FP16 && !c->waits;
 }
 
 // Row k is for the program of its precision; fp16's takes two of three of bf16's with fp32 masters.
@@ -461,17 +402,15 @@ static Config elsewhere(const Config *c, const Config *other) {
 // ---------------------------------------------------------------------------------------------
 // Ranks: processes that are forked here, and leave what they have to say in shared memory
 
-enum { MOST_RANKS = 4, MOST_STEPS = 20 };
+enum { MOST_RANKS = 4 };
 
 // On the virtual clock, in microseconds: of a step, from norm to norm, and as it is planned; how
-// long compute waits in forward and in backward; how long the copies of the busier direction take;
-// and how long after the last norm its update goes on.
-typedef struct { double step, planned, forward, backward, link, late; } Times;
+// long the copies of the busier direction take; how long after the last norm its update goes on.
+typedef struct { double step, planned, link, late; } Times;
 
 typedef struct {
     uint64_t numbers, evaluations, weights;  // hashes: of losses and norms, .., of all weights
-    uint64_t more;                           // and of what else a checkpoint has
-    double of_step[MOST_STEPS][2];           // loss and norm
+    uint64_t more;                           // ZenFlow: and of a checkpoint's columns and clock
     size_t done;                             // steps
     size_t elements[3];                      // of the state, by part
     size_t counted[COUNTERS];
@@ -510,21 +449,18 @@ static bool rows_fork;  // for each run, as several ranks must: this process nev
 // Runs rank_train() as so many ranks, and counts what each of them checked in vain.
 static void run_ranks(const Config *c, Shared *x, void (*rank_train)(const Config *, Shared *)) {
     pid_t child[MOST_RANKS];
-    const int port = rows_fork ? free_port() : 0;
-    fflush(stdout);
+    const int n = (int)ranks_of(c), port = rows_fork ? free_port() : 0;
     if (!rows_fork) rank_train(c, x);
-    for (size_t r = 0; rows_fork && r < ranks_of(c); r++) {
-        child[r] = fork();
+    for (int r = 0; rows_fork && r < n; r++) {
+        child[r] = fork_rank(r, n, port, 500);
         if (child[r] < 0) die("fork: %s", strerror(errno));
         if (child[r] > 0) continue;
         const int out = dup(STDOUT_FILENO);  // what a rank finds is said, whichever it is
         test_failures_here = 0;
-        alarm(500);
         prctl(PR_SET_PDEATHSIG, SIGKILL);
 #ifdef _OPENMP
         omp_set_num_threads(1);
 #endif
-        if (c->ranks > 1) launched_as(r, (size_t)c->ranks, port);
         ranks_open();
         dup2(out, STDOUT_FILENO);
         rank_train(c, x);
@@ -533,30 +469,22 @@ static void run_ranks(const Config *c, Shared *x, void (*rank_train)(const Confi
         ranks_close();
         _exit(0);
     }
-    for (size_t r = 0; rows_fork && r < ranks_of(c); r++) {
-        int status;
-        waitpid(child[r], &status, 0);
-        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "rank %zu: status %d: %s", r, status,
-              c->text);
-        CHECK(x->rank[r].failures == 0, "rank %zu found %d: %s", r, x->rank[r].failures, c->text);
+    for (int r = 0; rows_fork && r < n; r++) {
+        const int code = code_of(child[r]);
+        CHECK(code == 0 && x->rank[r].failures == 0, "rank %d: code %d, found %d: %s", r, code,
+              x->rank[r].failures, c->text);
     }
 }
 
-// Returns how many ranks can be run: NCCL wants a GPU for each. The first caller forks.
+// Returns how many ranks can be run: NCCL wants a GPU for each.
 static int ranks_at_most(void) {
-#ifdef __CUDA_EMU__
-    return MOST_RANKS;
-#else
-    static int devices;
-    if (!rows_fork) return 1;
-    if (devices > 0) return devices < MOST_RANKS ? devices : MOST_RANKS;
-    const pid_t child = fork();
-    if (child == 0) _exit(cudaGetDeviceCount(&devices) == cudaSuccess ? devices : 0);
-    int status;
-    waitpid(child, &status, 0);
-    devices = WIFEXITED(status) ? WEXITSTATUS(status) : 0;
-    return devices < MOST_RANKS ? devices : MOST_RANKS;
-#endif
+    if (EMULATED) return MOST_RANKS;
+    int devices = 0;
+    for (char path[32]; devices < MOST_RANKS; devices++) {
+        snprintf(path, sizeof path, "/dev/nvidia%d", devices);
+        if (access(path, F_OK) != 0) break;
+    }
+    return rows_fork ? devices : 1;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -564,7 +492,6 @@ static int ranks_at_most(void) {
 
 static size_t first_step, last_step;  // that rank_train() makes
 static bool goes_on;                  // another will, from what it leaves
-static double eps_here = 1e-8;
 
 typedef struct {
     GPT2 *(*open)(const Config *c, const Shared *from);  // from what was left after steps before
@@ -577,36 +504,36 @@ typedef struct {
     void (*opened)(GPT2 *g, const Config *c);             // the program's own checks,
     void (*trained)(GPT2 *g, const Config *c, size_t steps, Report *report);
     void (*close)(const Config *c);
-    // Predicts a step whose products take `compute` seconds.
-    Prediction (*rehearse)(GPT2 *g, const Config *c, Rates *r, double compute);
+    const Run *(*planned)(GPT2 *g, const Config *c);      // what a rehearsal is of
 } Optimizer;
 
-// A model of one rank of several, of which nothing is settled.
-static GPT2 *rank_new(const Config *c, const Shape *s, const Placement *where) {
-    GPT2 *g = model_new(s, where);
-    Run r;
-    if (c->ranks == 0) return g;
-    memset(&r, 0, sizeof r);
-    r.training = true;
-    r.world = (size_t)c->ranks;
-    r.rank = (size_t)ranks.rank;
-    r.table = g->table;
-    r.o.zero = c->o.zero;
-    r.o.given[option_find("zero", 4)] = true;
-    r.o.precision = PRECISION;
-    g->zero = zero_open(&r);
-    free(g->shards.shards);
-    g->shards = zero_shards(&g->table, r.world, r.rank, g->zero->rows);
-    return g;
-}
+static Run adamw_run;  // of which only what is read here is set
 
 // From the first weights, or from what other ranks have left.
 static GPT2 *adamw_open(const Config *c, const Shared *from) {
     const Shape s = config_shape(c);
-    const Placement where = config_placement(c);
     float *params = shape_params(&s, false);
-    GPT2 *g = rank_new(c, &s, &where);
-    model_begin(g, &s, params, &where);
+    GPT2 *g = model_new(&s);
+    config_place(g, c);
+    Run *r = &adamw_run;
+    memset(r, 0, sizeof *r);
+    r->training = true;
+    r->config = g->config;
+    r->table = g->table;
+    r->B = s.B;
+    r->T = s.T;
+    r->world = ranks_of(c);
+    r->rank = (size_t)ranks.rank;
+    r->step_tokens = s.B * s.T * s.accum * r->world;
+    r->o = c->o;
+    r->o.given[option_find("zero", 4)] = true;
+    r->o.precision = PRECISION;
+    if (c->ranks > 0) {
+        g->zero = zero_open(r);
+        free(g->shards.shards);
+        g->shards = zero_shards(&g->table, r->world, r->rank, g->zero->rows);
+    }
+    model_begin(g, &s, params, c->tight);
     const RunState state = gpt2_state(g);
     for (int i = 0; i < 3 * state.count && first_step > 1; i++) {
         const StateRange *x = &state.ranges[i / 3];
@@ -619,7 +546,7 @@ static GPT2 *adamw_open(const Config *c, const Shared *from) {
 
 // The learning rate changes, and is so high that an update changes bf16 weights.
 static Recipe row_recipe(const Config *c, size_t step) {
-    return {5e-3 * (double)(2 + step % 3), eps_here, c->o.clip, 0.1, c->sizes != 0};
+    return {5e-3 * (double)(2 + step % 3), 1e-8, c->o.clip, 0.1, c->sizes != 0};
 }
 
 // As train() does it. In step 2 one rank gets a signal, and another's checkpoint is due: all must
@@ -629,14 +556,7 @@ static uint64_t adamw_step(GPT2 *g, const Config *c, size_t step, uint64_t hash,
     const Recipe recipe = row_recipe(c, step);
     if (step == 2 && ranks.rank == ranks.world - 1 && g->zero != NULL) stop_requested = 15;
     run_save_due = step == 2 && ranks.rank == 0 ? 0 : INFINITY;
-    counted = {};
     train_one(g, &s, &recipe, step, numbers);
-    if (c->ranks == 0 && c->o.offload == OFFLOAD_NONE && !g->choice.inputs_leave)
-        CHECK(counted.copies[cudaMemcpyHostToDevice] == (int)s.accum
-              && counted.copies[cudaMemcpyDeviceToHost] == 0 && counted.waits == 0
-              && counted.events == 1 + (int)s.accum, "%d copies to the GPU, %d from it, waits %d "
-              "and %d times: %s", counted.copies[cudaMemcpyHostToDevice],
-              counted.copies[cudaMemcpyDeviceToHost], counted.waits, counted.events, c->text);
     if (g->zero != NULL && first_step == 1)
         CHECK(run_news[NEWS_SIGNAL] == (step >= 2 ? 15 : 0)
               && stop_requested == (int)run_news[NEWS_SIGNAL]
@@ -645,8 +565,21 @@ static uint64_t adamw_step(GPT2 *g, const Config *c, size_t step, uint64_t hash,
     return hash_with(hash, numbers, 2 * sizeof *numbers);
 }
 
+// Evaluates after this step, with batches of another size.
 static uint64_t row_evaluate(GPT2 *g, const Config *c, size_t step, uint64_t hash) {
-    const double loss = evaluation(g, c->shape, step);
+    Shape part = *c->shape;
+    part.B = (part.B + 1) / 2;
+    const size_t n = part.B * part.T;
+    int32_t *tokens = (int32_t *)alloc_or_fail(2 * n, sizeof(int32_t), "test");
+    part.accum = 1;
+    shape_batch(&part, step + 1000, tokens, tokens + n);
+    g->timeline.between = true;
+    gpt2_forward(g, tokens, NULL, tokens + n, part.B, part.T);
+    gpt2_head(g, 0, 1, false, NULL);
+    g->timeline.between = false;
+    const double loss = gpt2_loss(g);
+    CHECK(loss > 0 && loss < 20, "evaluation gives %g: %s", loss, c->text);
+    free(tokens);
     return hash_with(hash, &loss, sizeof loss);
 }
 
@@ -671,22 +604,35 @@ static void adamw_bring(GPT2 *g, const Config *c, Shared *to) {
     }
     if (g->zero != NULL && c->o.zero == 3) return;
     floatX *whole = ALLOC(floatX, to->P, "test");
-    weights_whole(g, whole);
+    for (int i = 0; i < g->segments; i++) {
+        const Segment *s = &g->segment[i];
+        const void *params = s->on_host ? s->first->params : g->params + s->param_at;
+        gpu_copy(whole + s->at, params, s->length * sizeof(floatX));
+    }
     report->weights = hash_bytes(whole, to->P * sizeof(floatX));
     free(whole);
 }
 
-static Prediction adamw_rehearse(GPT2 *g, const Config *c, Rates *r, double compute) {
-    const Shape s = config_shape(c);
-    return rehearsed(g, &s, r, compute);
-}
+static const Run *adamw_planned(GPT2 *, const Config *) { return &adamw_run; }
 
 static Optimizer adamw = {adamw_open, adamw_step, row_evaluate, adamw_bring, NULL, NULL, NULL,
-                          NULL, NULL, adamw_rehearse};
+                          NULL, NULL, adamw_planned};
 static const Optimizer *zenflow, *mezo;  // of a program that has such rows
 
 static const Optimizer *optimizer_of(const Config *c) {
     return is_zen(c) ? zenflow : is_zo(c) ? mezo : &adamw;
+}
+
+// Counts the streams of the highest priority: those of short kernels that others wait for.
+static int urgent_streams(const GPT2 *g) {
+    int lowest, highest, priority, count = 0;
+    CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    for (int i = 0; i < g->owner.count; i++) {
+        if (g->owner.list[i].free != stream_free) continue;
+        CUDA(cudaStreamGetPriority((cudaStream_t)g->owner.list[i].p, &priority));
+        count += priority == highest && highest < lowest;
+    }
+    return count;
 }
 
 // Trains as train() does, and brings what it leaves.
@@ -699,14 +645,25 @@ static void rank_train(const Config *c, Shared *to) {
     GPT2 *g = x->open(c, to);
     const size_t allocated = before - free_memory();
     check_memory(g, c->text, allocated);
+    CHECK(urgent_streams(g) == 2 + (g->zero != NULL) + (g->zen != NULL), "%d urgent streams: %s",
+          urgent_streams(g), c->text);
     if (x->opened != NULL) x->opened(g, c);
     if (c->timed) timeline_open(&g->timeline, NULL);
     size_t step = first_step;
+    double numbers[2];
     if (step == 1) report->numbers = report->evaluations = 0;
     for (; step <= last_step || (x->is_open != NULL && x->is_open(g, c)); step++) {
         timeline_step(&g->timeline, step);
-        report->numbers = x->step(g, c, step, report->numbers,
-                                  report->of_step[(step - 1) % MOST_STEPS]);
+        const size_t selections = g->zen != NULL ? g->zen->clock.selections : 0;
+        counted = {};
+        report->numbers = x->step(g, c, step, report->numbers, numbers);
+        // the host waits for losses and norm, and until a batch's memory is free; for nothing else
+        if (!c->plain && !(c->o.zo_no_slots && g->streamed > 0)
+            && (g->zen == NULL || g->zen->clock.selections == selections))
+            CHECK(counted.waits == 0 && counted.events <= 2 + (int)c->o.accum
+                  && (c->timed || counted.allocations == 0), "step %zu waits %d and %d times, "
+                  "allocates %d times: %s", step, counted.waits, counted.events,
+                  counted.allocations, c->text);
         if (c->evaluates) report->evaluations = x->evaluate(g, c, step, report->evaluations);
         if (!c->rests) continue;
         x->bring(g, c, to);
@@ -717,15 +674,13 @@ static void rank_train(const Config *c, Shared *to) {
     x->bring(g, c, to);
     if (goes_on && x->save != NULL) x->save(g, c, report->done);
     timeline_close(&g->timeline);
-#ifdef __CUDA_EMU__
-    CHECK(before - free_memory() == allocated || c->o.zo_no_slots, "%s: training allocates",
-          c->text);
-#endif
+    const size_t taken = before - free_memory();
     model_close(g);
     if (x->close != NULL) x->close(c);
-#ifdef __CUDA_EMU__
-    CHECK(before == free_memory(), "%s: %zu bytes are not freed", c->text, before - free_memory());
-#endif
+    if (EMULATED)
+        CHECK((taken == allocated || c->o.zo_no_slots) && before == free_memory(), "%zu bytes of GPU "
+              "memory, then %zu; %zu are not freed: %s", allocated, taken, before - free_memory(),
+              c->text);
     moments_bf16 = master_bf16 = false;
 }
 
@@ -810,22 +765,23 @@ static void without_protection(char **argv) {
     (void)argv;
 }
 
-// For test_schedules.sh: "--config all|some|K [STEPS]" prints the hash of each row that is for this
-// program.
+// For test_schedules.sh: "--config all|some|TEXT [STEPS]" prints the hash of each row that is for
+// this program, and that begins with the text.
 static int rows_print(int argc, char **argv) {
     const bool all = strcmp(argv[2], "all") == 0, some = strcmp(argv[2], "some") == 0;
-    const int only = atoi(argv[2]);
-    if (only < 0 || only >= rows.count) die("there are %d rows", rows.count);
-    if (!all && !some && !row_is_here(only)) die("row %d is of another precision", only);
+    int printed = 0;
     for (int k = 0; k < rows.count; k++) {
         const Config *c = &rows.row[k];
-        if (!row_is_here(k) || !(all || (some ? row_is_one_of_some(k) : k == only))) continue;
+        const bool begins = strncmp(c->text, argv[2], strlen(argv[2])) == 0;
+        if (!row_is_here(k) || !(all || (some ? row_is_one_of_some(k) : begins))) continue;
         Shared *x = shared_open(c);
         const Hashes h = train_ranks(c, 1, argc > 3 ? (size_t)atoi(argv[3]) : 4, x);
         printf("%016llx config %d: %s\n", (unsigned long long)hash_bytes(&h, sizeof h), k, c->text);
         fflush(stdout);
         shared_close(x);
+        printed++;
     }
+    if (printed == 0) die("no row of this precision begins with \"%s\"", argv[2]);
     return test_failures_here > 0;
 }
 
@@ -833,9 +789,8 @@ static int rows_print(int argc, char **argv) {
 // Overlap: how long steps take on the emulated GPU's virtual clock
 
 // A step of the row `text` takes between `least` and `most` of a step of the row `of` (NULL: of one
-// with everything on the GPU, "link": of its copies in the busier direction). In backward ('b') or
-// forward ('f') compute waits for between waits[0] and waits[1] of a step in memory.
-typedef struct { const char *text, *of; double least, most; char pass; double waits[2]; } Timed;
+// with everything on the GPU, "link": of its copies in the busier direction).
+typedef struct { const char *text, *of; double least, most; } Timed;
 
 // planned: how far a step may be from what is planned.
 typedef struct {
@@ -851,56 +806,49 @@ static double end_of_step[128];
 
 // Runs some steps, or windows, until copies keep their rhythm; then measures more of them.
 static void rank_measure(const Config *c, Shared *to) {
-    enum { READ = 2 };  // counters of the timeline are read so many steps later
     const Optimizer *x = optimizer_of(c);
     const size_t window = is_zen(c) && c->o.zen_window > 1 ? (size_t)c->o.zen_window : 1;
     const size_t first = is_zen(c) ? 2 + 2 * window : is_zo(c) ? 6 : 2;
     const size_t usual = is_zen(c) ? 2 * window : is_zo(c) ? 4 : 2;
     const size_t several = c->steps > 0 ? (size_t)c->steps : usual;
-    const size_t last = first + several;
-    const double steps = (double)several, link = atof(getenv("EMU_LINK"));  // bytes per second
+    const double link = atof(getenv("EMU_LINK"));  // bytes per second
     size_t in = 0, out = 0;
-    double numbers[2], now = 0, *const at = end_of_step;
+    double numbers[2], *const at = end_of_step;
     Times t;
     memset(&t, 0, sizeof t);
     first_step = 1;
-    last_step = last + READ;
+    last_step = first + several;
     GPT2 *g = x->open(c, to);
     const double P = (double)(g->zen != NULL ? g->zen->map.rest : g->table.elements);
     if (is_zen(c)) update_seconds = 1e-8 * c->updates * memory_step / P;
     else if (c->updates > 0) host_bytes_per_s = 1e8 * ADAM_BYTES * P / (c->updates * memory_step);
     add_seconds = 1e-8 * c->adds * memory_step / P;
-    if (c->timed) timeline_open(&g->timeline, NULL);
-    for (size_t step = 1; step <= last + (c->timed ? READ : 0); step++) {
-        timeline_step(&g->timeline, step);
-        const TimelineStep *d = &g->timeline.done;
-        if (c->timed && d->step > first && d->step <= last) {
-            t.forward += 1e6 * (d->stalled - d->stalled_backward) / steps;
-            t.backward += 1e6 * d->stalled_backward / steps;
-        }
+    for (size_t step = 1; step <= last_step; step++) {
         x->step(g, c, step, 0, numbers);
-        now = 1e6 * emu_virtual_now();
+        at[step] = 1e6 * emu_virtual_now();
         if (c->o.no_overlap && !is_zo(c)) gpt2_update_wait(g);  // as train() does
-        if (step <= last) at[step] = now;
         if (step == first) in = g->moved_in, out = g->moved_out;
-        if (step != last) continue;
-        const size_t bytes = max_size(g->moved_in - in, g->moved_out - out);
-        t.step = (at[last] - at[first]) / steps;
-        t.link = 1e6 * (double)bytes / link / steps;
     }
+    t.step = (at[last_step] - at[first]) / (double)several;
+    t.link = 1e6 * (double)max_size(g->moved_in - in, g->moved_out - out) / link / (double)several;
     gpt2_update_wait(g);
     CUDA(cudaDeviceSynchronize());
-    t.late = 1e6 * emu_virtual_now() - now;
-    timeline_close(&g->timeline);
+    t.late = 1e6 * emu_virtual_now() - at[last_step];
     model_close(g);
     if (x->close != NULL) x->close(c);
-    if (memory_step > 0 && x->rehearse != NULL && c->ranks == 0) {
+    if (memory_step > 0 && x->planned != NULL && c->ranks == 0) {
         Rates r;
         memset(&r, 0, sizeof r);
+        g = x->open(c, to);
+        const Run *run = x->planned(g, c);
+        if (c->measured) model_flops(g->steps, run, &r);
         r.h2d = r.d2h = link;
         r.host_adam = host_bytes_per_s / ADAM_BYTES;
-        g = x->open(c, to);
-        t.planned = 1e6 * x->rehearse(g, c, &r, 1e-6 * memory_step).step;
+        if (!c->measured) {
+            r.gpu_flops = 1;
+            r.gpu_flops = gpt2_rehearse(g, run, &r, NULL).compute / (1e-6 * memory_step);
+        }
+        t.planned = 1e6 * gpt2_rehearse(g, run, &r, NULL).step;
         model_close(g);
     }
     to->rank[ranks.rank].times = t;
@@ -947,14 +895,10 @@ static void check_times(const Clock *clock) {
             unit = measure(&other, in_memory(&other)).step;
         }
         const double part = t.step / unit, off = t.planned > 0 ? t.planned / t.step - 1 : 0;
-        const double waits = (row->pass == 'f' ? t.forward : t.backward) / memory;
-        printf("  %s: %.1f us, %.4f of %s; planned %.1f; waits %.1f in forward, %.1f in backward\n",
-               row->text, t.step, part, row->of != NULL ? row->of : "in memory", t.planned,
-               t.forward, t.backward);
+        printf("  %s: %.1f us, %.4f of %s; planned %.1f\n", row->text, t.step, part,
+               row->of != NULL ? row->of : "in memory", t.planned);
         CHECK(part >= row->least && part <= row->most, "%s: %.1f us, %.4f of %.1f", row->text,
               t.step, part, unit);
-        CHECK(row->pass == 0 || (waits >= row->waits[0] && waits <= row->waits[1]), "%s: compute "
-              "waits for %.4f of %.1f", row->text, waits, memory);
         CHECK(test_within(fabs(off), clock->planned), "%s: %.1f us, planned %.1f", row->text,
               t.step, t.planned);
     }
@@ -964,11 +908,22 @@ static void check_times(const Clock *clock) {
 static const Clock *clocks;  // of the program
 static int clock_count, clock_here;
 
-// On each clock, whose settings the emulated GPU reads when a program starts.
+// Runs this program again on each clock, whose settings the emulated GPU reads when it starts.
 static void test_overlap(void) {
 #ifdef __CUDA_EMU__
-    for (int i = 0; i < clock_count; i++)
-        run_again(rows.program, "--clock", i, ON_A_CLOCK "%s", clocks[i].settings);
+    for (int i = 0; i < clock_count; i++) {
+        char settings[200], number[12];
+        snprintf(settings, sizeof settings, "EMU_CLOCK=virtual EMU_SCHED= %s", clocks[i].settings);
+        snprintf(number, sizeof number, "%d", i);
+        fflush(stdout);
+        const pid_t child = fork();
+        if (child == 0) {
+            for (char *s = strtok(settings, " "); s != NULL; s = strtok(NULL, " ")) putenv(s);
+            execl("/proc/self/exe", rows.program, "--clock", number, (char *)NULL);
+            _exit(127);
+        }
+        CHECK(code_of(child) == 0, "clock %d", i);
+    }
 #else
     SKIP("only on the virtual clock of the emulated GPU");
 #endif
@@ -981,14 +936,14 @@ static void test_times(void) {
 #endif
 }
 
-// Runs a program: its tests; or what test_schedules.sh asks for, or test_overlap(): "--clock K 3".
+// Runs a program: its tests; or what test_schedules.sh asks for, or test_overlap(): "--clock K".
 static int rows_main(int argc, char **argv, const char *program, const Clock *on, int count,
                      void (*tests)(void)) {
     clocks = on;
     clock_count = count;
     rows_make(program);
     if (argc >= 3 && strcmp(argv[1], "--config") == 0) return rows_print(argc, argv);
-    if (argc == 4 && strcmp(argv[1], "--clock") == 0) {
+    if (argc == 3 && strcmp(argv[1], "--clock") == 0) {
         clock_here = atoi(argv[2]);
         RUN(test_times);
         return test_summary();
@@ -1011,11 +966,6 @@ static size_t inputs_moved(const Config *c, size_t steps) {
                 * (small ? s->T > 4 ? s->T - 4 : 1 : s->T);
     }
     return c->o.activations == ACTIVATIONS_HOST ? (s->L - 1) * tokens * s->C * sizeof(floatX) : 0;
-}
-
-// Returns the bytes of host memory that they take.
-static size_t inputs_stored(const GPT2 *g) {
-    return g->choice.inputs_leave ? (g->config.layers - 1) * acts_place(g).entry : 0;
 }
 
 // The layers whose weights came in `steps` steps, of n that stream: into place q % ring go those of

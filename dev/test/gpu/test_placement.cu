@@ -3,30 +3,12 @@
 // the same time as what it is meant to hide behind.
 //
 // usage: test_placement                     all tests
-//        test_placement --config K|some|all [N]  for test_schedules.sh (runs.cuh)
-//        test_placement --clock K 3          what test_overlap runs, with EMU_CLOCK=virtual
+//        test_placement --config TEXT|some|all [N]  for test_schedules.sh (runs.cuh)
+//        test_placement --clock K            what test_overlap runs, with EMU_CLOCK=virtual
 #include "runs.cuh"
 
 // ---------------------------------------------------------------------------------------------
 // What a placement says
-
-// With one micro-batch whose activations are kept, gradients wait in their own layer's range, if
-// there is room.
-static void check_over_acts(const GPT2 *g, const Config *c) {
-    const bool may = c->o.accum == 1 && c->o.recompute != AGAIN && !g->in_place;
-    size_t all = 0;
-    for (const Piece *p = g->pieces.pieces; p < g->pieces.pieces + g->pieces.count; p++) {
-        const bool kept = p->segment > 0 && p->segment < g->segments - 1 && p->grad_on_gpu;
-        const size_t bytes = round_up(p->length * sizeof(floatX), 256);
-        CHECK(!p->over_acts || (kept && may), "%s: a piece of segment %d waits elsewhere", c->text,
-              p->segment);
-        if (p->over_acts) all += p->length;
-        else CHECK(!kept || !may || bytes > acts_place(g).stride / 2 || all > 0, "%s: none waits",
-                   c->text);
-    }
-    CHECK(all == g->grads_over_acts, "%s: %zu elements wait there, not %zu", c->text,
-          g->grads_over_acts, all);
-}
 
 static bool has_residents(const Segment *s) {
     for (const Piece *p = s->first; p < s->end; p++)
@@ -36,7 +18,7 @@ static bool has_residents(const Segment *s) {
 
 // Checks that the number of layers that stream, and the number of their places, are those of the
 // row; that they have no residents and are spread evenly; and that no more memory is taken.
-static void check_weights(const GPT2 *g, const Config *c) {
+static void check_weights(GPT2 *g, const Config *c) {
     const int L = g->segments - 2;
     int may = 0, seen = 0, before = 0;
     size_t stay = g->segment[0].length + g->segment[L + 1].length;
@@ -59,7 +41,7 @@ static void check_weights(const GPT2 *g, const Config *c) {
           g->param_elements, all);
 }
 
-// Returns the number of visitors whose gradients wait on the GPU (model_place()).
+// Returns the number of visitors whose gradients wait on the GPU (model_begin()).
 static int config_kept(const Config *c) { return c->tight < 2 ? (int)KEEP_ALL : c->tight - 2; }
 
 // The bytes that crossed the link in each direction in `steps` steps.
@@ -73,8 +55,9 @@ static void check_moved(GPT2 *g, const Config *c, size_t steps, Report *) {
     const size_t inputs = inputs_moved(c, steps);
     size_t in = 0, out = 0;
     int visits = 0;
-    const size_t weights = layers_fetched(g->streamed, g->weight_rooms.count, c->o.accum, c->evaluates, steps)
-                         * g->segment[1].length * X_;
+    const size_t layers = layers_fetched(g->streamed, g->weight_rooms.count, c->o.accum,
+                                         c->evaluates, steps);
+    const size_t weights = layers * g->segment[1].length * X_;
     for (int i = 0; i < g->pieces.count; i++) {
         const Piece *p = &g->pieces.pieces[i];
         const bool streams = g->segment[p->segment].on_host;
@@ -88,71 +71,6 @@ static void check_moved(GPT2 *g, const Config *c, size_t steps, Report *) {
     CHECK(g->moved_in == steps * in + weights + inputs && g->moved_out == steps * out + inputs,
           "%s: %zu in, %zu out; wanted %zu, %zu", c->text, g->moved_in, g->moved_out,
           steps * in + weights + inputs, steps * out + inputs);
-}
-
-// Host memory: for the state of parameters that are not resident, their gradients, the weights that
-// the CPU updates or that live here, and what else was asked for.
-static void check_host_memory(GPT2 *g, const Config *c) {
-    const size_t *n = g->pieces.elements, away = n[PIECE_HOST] + n[PIECE_VISIT];
-    size_t grads = n[PIECE_HOST];
-    for (int i = 0, visits = 0; i < g->pieces.count; i++)
-        if (g->pieces.pieces[i].kind == PIECE_VISIT && visits++ >= config_kept(c))
-            grads += g->pieces.pieces[i].length;
-    const bool sums = c->o.accum > 1, wide = sums || c->o.grad_wire == WIRE_FP32 || !IS_HALF;
-    size_t layers = 0, longest = 0;  // without clipping, layers take turns in three rooms
-    for (int s = 1; s < g->segments - 1; s++) {
-        layers += g->segment[s].leaving;
-        longest = max_size(longest, g->segment[s].leaving);
-    }
-    if (g->update_in_backward && !(sums && c->tight > 0) && 3 * longest < layers)
-        grads -= layers - 3 * longest;
-    const size_t state = state_of(c);
-    size_t wanted = away * state + grads * (wide ? 4 : 2) + inputs_stored(g);
-    for (int i = 0; i < g->pieces.count; i++) {
-        const Piece *p = &g->pieces.pieces[i];
-        const bool here = p->kind == PIECE_HOST || g->segment[p->segment].on_host;
-        if (here) wanted += p->length * sizeof(floatX);
-    }
-    if (sums && c->tight > 0) wanted += 2 * g->landings.bytes;
-    const size_t listed = page_locked(g, "", c->text);
-    CHECK(listed == wanted, "%s: %zu bytes of host memory, wanted %zu", c->text, listed, wanted);
-}
-
-static void check_open(GPT2 *g, const Config *c) {
-    check_over_acts(g, c);
-    check_weights(g, c);
-    check_host_memory(g, c);
-}
-
-// ---------------------------------------------------------------------------------------------
-// The memory plan
-
-// Sums on the host, visitors' gradients there, and activations that are made again each take less
-// of the GPU's memory. (When they are chosen: test_rehearsal.c.)
-static void check_fit(const char *row, size_t B, size_t L) {
-    const Config c = config_of("%s", row);
-    const bool away = c.o.offload != OFFLOAD_NONE;
-    const Placement where = config_placement(&c);
-    Shape s = config_shape(&c);
-    s.B = B;
-    s.L = L;
-    Planned bytes[9];  // three by how tight, of each way to recompute
-    for (int i = 0; i < 9; i++) {
-        const int of = i % 3 == 0 ? i - 3 : i - 1;
-        bytes[i] = planned_memory(&s, &where, KEEP + i / 3, i % 3);
-        if (of < 0 || (!away && i > 1 && i % 3 != 0)) continue;
-        const bool more = away && i % 3 != 0;
-        CHECK(bytes[i].gpu < bytes[of].gpu, "%s: step %d", row, i);
-        CHECK(more ? bytes[i].host > bytes[of].host : bytes[i].host == bytes[of].host,
-              "%s: step %d, host", row, i);
-    }
-}
-
-// With tokens and layers enough for gradients to lie over activations, too.
-static void test_fit(void) {
-    check_fit("tied --accum 4 --offload interleave --resident 0.3 --share 0.5 --subgroup 4096 "
-              "--slots 1", 3, 2);
-    check_fit("tied", 16, 8);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -182,46 +100,18 @@ static void test_a_hundred_steps(void) {
 #endif
 }
 
-// gpu_flops is measured of a few layers, and predicts a step of all.
-static void test_calibrated(void) {
-#ifdef __CUDA_EMU__
-    static Run run;
-    const Config c = config_of("7B");
-    const Shape s = config_shape(&c);
-    const Placement p = config_placement(&c);
-    const double step = 1e-6 * in_memory(&c);
-    float *params = shape_params(&s, false);
-    GPT2 *g = model_open(&s, params, &p);
-    Rates r;
-    memset(&r, 0, sizeof r);
-    run.config = g->config;
-    run.B = s.B;
-    run.T = s.T;
-    run.world = run.o.accum = 1;
-    run.step_tokens = s.B * s.T;
-    model_flops(g->steps, &run, &r);
-    const double off = gpt2_rehearse(g, &run, &r, NULL).step / step - 1;
-    printf("  with gpu_flops of 2 and 4 of its %zu layers, a step is predicted %+.1f %% from it\n",
-           s.L, 100 * off);
-    CHECK(fabs(off) < 0.05, "predicted %.1f %% from it", 100 * off);
-    free(params);
-    model_close(g);
-#endif
-}
-
 // A step of 7B's proportions, by scripts/rates/h200_16cores.txt: a layer's forward takes half of
 // its backward, its gradient over the link 2.3 times that, its update by the CPU 11.7 times.
-#define SLOWLY " updates=814 timed"
+#define SLOWLY " updates=814"
 
 #define SLOW_LINK "EMU_KERNEL_US=20 EMU_HOST_US=0 EMU_LINK=10300000"
 #define FAST_LINK "EMU_KERNEL_US=20 EMU_HOST_US=0 EMU_LINK=200000000"
 
 static const Clock placement_clocks[] = {
     {SLOW_LINK, 0.02, {
-        // in two places, backward waits for the link; in as many as there are layers, it does not
-        {"7B --offload zero places=2" SLOWLY, NULL, 9.5, 10, 'b', {0.85, 1}},
-        {"7B --offload zero places=32" SLOWLY, "7B --offload zero places=2" SLOWLY, 0.99, 1.001,
-         'b', {0, 0.01}},
+        // places for all layers' gradients do not help where the link is the limit, but slots do
+        {"7B --offload zero places=2" SLOWLY, NULL, 9.5, 10},
+        {"7B --offload zero places=32" SLOWLY, "7B --offload zero places=2" SLOWLY, 0.99, 1.001},
         {"7B --offload interleave --share 0.6 --slots 24 places=32" SLOWLY,
          "7B --offload interleave --share 0.6 --slots 3 places=32" SLOWLY, 0.9, 0.97},
         // the update begins early, or in backward
@@ -230,7 +120,9 @@ static const Clock placement_clocks[] = {
         {"7B --clip 0 --offload zero places=32" SLOWLY,
          "7B --offload zero places=32 early=8" SLOWLY, 0.95, 0.97},
         // weights come at the link's speed, and compute is hidden behind that
-        {"7B --offload zero places=32 streamed=32", "link", 1, 1.09}}, test_calibrated},
+        {"7B --offload zero places=32 streamed=32", "link", 1, 1.09},
+        // the GPU's speed with a few layers predicts a step of all
+        {"7B measured", NULL, 0.999, 1.001}}},
     {FAST_LINK, 0.02, {
         // weights hide where a layer takes longer than they do; so do inputs of layers
         {"7B --offload zero places=32 streamed=32", "7B --offload zero places=32", 1, 1.01},
@@ -239,13 +131,9 @@ static const Clock placement_clocks[] = {
         // with more than one slot, both directions are busy at once
         {"five --offload interleave --share 1 --slots 1", "link", 1.9, 2.1},
         {"five --offload interleave --share 1 --slots 2", "link", 1, 1.24},
-        {"five --offload interleave --share 1 --slots 3",
-         "five --offload interleave --share 1 --slots 2", 0.95, 1},
         // while visitors travel, the CPU updates what does not
         {"five --offload interleave --stride 2 updates=650", "five --offload zero updates=650",
          0.5, 0.65},
-        {"five --offload interleave --stride 2 updates=650",
-         "five --offload interleave --share 1 --slots 2", 0.5, 0.65},
         // gradients leave while backward goes on; while one is added to its sum, the next one lands
         {"five --offload zero", "five --offload zero --no-overlap", 0.7, 0.78},
         {"five --accum 2 --offload zero tight=1 updates=40", "link", 1.6, 1.72}}},
@@ -254,10 +142,6 @@ static const Clock placement_clocks[] = {
          "7B --offload zero places=32 --no-overlap", 1.06, 1.07},
         {"7B --activations host --no-overlap", "7B --recompute block --no-overlap", 1.0036, 1.005},
         // the next forward pass begins when the first layers are updated, not when all are
-        {"five --offload zero updates=80", "five --offload zero updates=80 --no-overlap",
-         0.8, 0.85},
-        {"five --offload interleave --share 1 updates=80",
-         "five --offload interleave --share 1 updates=80 --no-overlap", 0.75, 0.82},
         {"five --offload interleave --share 0.5 updates=80",
          "five --offload interleave --share 0.5 updates=80 --no-overlap", 0.8, 0.88}}},
     {"EMU_KERNEL_US=1 EMU_HOST_US=150 EMU_LINK=17000000", 1, {
@@ -267,14 +151,13 @@ static const Clock placement_clocks[] = {
 // ---------------------------------------------------------------------------------------------
 
 static void tests(void) {
-    if (IS_BF16) RUN(test_fit);
     RUN(test_same_bits);
     if (IS_BF16) RUN(test_overlap);
 }
 
 int main(int argc, char **argv) {
     wire_chunk = 3000;  // several for a piece
-    adamw.opened = check_open;
+    adamw.opened = check_weights;
     adamw.trained = check_moved;
     return rows_main(argc, argv, "test_placement", placement_clocks,
                      sizeof placement_clocks / sizeof *placement_clocks, tests);
