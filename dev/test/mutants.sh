@@ -76,7 +76,9 @@ tests() {
         test_gpt2 | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | test_offload)
             timeout 900 "$bin/test/$1" ;;
         test_kernels)
-            for t in test_kernels test_model_fp32 test_gpt2cu_fp32; do timeout 900 "$bin/emu/$t" || return; done ;;
+            for t in "$1" test_model_fp32 test_gpt2cu_fp32; do
+                timeout 900 "$bin/emu/$t" || return
+            done ;;
         test_attention) timeout 900 "$bin/emu/$1" ;;
         test_model) timeout 900 "$bin/emu/$1" --texts && timeout 900 "$bin/emu/${1}_fp32" --texts ;;
         *) timeout 900 "$bin/emu/$1" && timeout 900 "$bin/emu/${1}_fp32" ;;
