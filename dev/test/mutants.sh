@@ -75,7 +75,11 @@ tests() {
     case $1 in
         test_gpt2 | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | test_offload)
             timeout 900 "$bin/test/$1" ;;
-        test_kernels | test_attention) timeout 900 "$bin/emu/$1" ;;
+        test_kernels)
+            for t in "$1" test_model_fp32 test_gpt2cu_fp32; do
+                timeout 900 "$bin/emu/$t" || return
+            done ;;
+        test_attention) timeout 900 "$bin/emu/$1" ;;
         test_model) timeout 900 "$bin/emu/$1" --texts && timeout 900 "$bin/emu/${1}_fp32" --texts ;;
         *) timeout 900 "$bin/emu/$1" && timeout 900 "$bin/emu/${1}_fp32" ;;
     esac
@@ -190,7 +194,8 @@ for program in $(for p in $programs; do
             train_gpt2 | train_gpt2emu) echo $p ;;
             test_gpt2 | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | test_offload)
                 echo build/test/$p ;;
-            test_kernels | test_attention) echo build/emu/$p ;;
+            test_kernels) echo build/emu/$p build/emu/test_model_fp32 build/emu/test_gpt2cu_fp32 ;;
+            test_attention) echo build/emu/$p ;;
             test_model) echo build/emu/$p build/emu/${p}_fp32 ;;
             *) echo "build/emu/$p build/emu/${p}_fp32 build/tsan/$p build/tsan/${p}_fp32" ;;
         esac

@@ -28,10 +28,8 @@ static void cpu_attention_backward(float *dqkv, const float *dout, const float *
     free(scratch);
 }
 
-const struct CpuLayers on_cpu = {
-    encoder_forward, encoder_backward, layernorm_forward, layernorm_backward, heads_forward,
-    heads_backward, cpu_attention, cpu_attention_backward, activation_forward, activation_backward,
-    residual_forward, crossentropy};
+const struct CpuLayers on_cpu = {layernorm_forward, layernorm_backward, cpu_attention,
+                                 cpu_attention_backward, crossentropy};
 
 // --- the model -------------------------------------------------------------------------------
 

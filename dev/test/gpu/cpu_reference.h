@@ -10,32 +10,18 @@ extern "C" {
 
 // --- the layers ------------------------------------------------------------------------------
 
-// The functions of train_gpt2.c; those of attention have scratch memory of their own.
+// Functions of train_gpt2.c; those of attention have scratch memory of their own.
 extern const struct CpuLayers {
-    void (*encoder_forward)(float *out, const int32_t *tokens, const int32_t *begins,
-                            const float *wte, const float *wpe, size_t B, size_t T, size_t C);
-    void (*encoder_backward)(float *dwte, float *dwpe, const float *dout, const int32_t *tokens,
-                             const int32_t *begins, size_t B, size_t T, size_t C);
     void (*layernorm_forward)(float *out, float *mean, float *rstd, const float *inp,
                               const float *w, const float *b, size_t N, size_t C, float eps);
     void (*layernorm_backward)(float *dinp, float *dw, float *db, const float *dout,
                                const float *inp, const float *w, const float *mean,
                                const float *rstd, size_t N, size_t C, bool accumulate);
-    void (*heads_forward)(float *qkv, float *qk, float *qk_rstd, const float *q_norm_w,
-                          const float *k_norm_w, const float *table, const int32_t *begins,
-                          size_t B, size_t T, size_t NH, size_t NKV, size_t HS, float eps);
-    void (*heads_backward)(float *dqkv, float *dq_norm_w, float *dk_norm_w, const float *qk,
-                           const float *qk_rstd, const float *q_norm_w, const float *k_norm_w,
-                           const float *table, const int32_t *begins, size_t B, size_t T,
-                           size_t NH, size_t NKV, size_t HS, bool accumulate);
     void (*attention_forward)(float *out, float *lse, const float *qkv, const int32_t *begins,
                               size_t B, size_t T, size_t NH, size_t NKV, size_t HS);
     void (*attention_backward)(float *dqkv, const float *dout, const float *out, const float *lse,
                                const float *qkv, const int32_t *begins, size_t B, size_t T,
                                size_t NH, size_t NKV, size_t HS);
-    void (*activation_forward)(float *out, const float *inp, size_t N, size_t F, int activation);
-    void (*activation_backward)(float *d, const float *inp, size_t N, size_t F, int activation);
-    void (*residual_forward)(float *out, const float *inp, size_t n);
     void (*crossentropy)(float *losses, float *logits, const int32_t *targets, float grad_scale,
                          size_t N, size_t V, size_t Vp);
 } on_cpu;

@@ -171,21 +171,6 @@ template <typename X> static void flash(void) {
     for (const Shape &s : shapes) check<X>(s, false);
 }
 
-static void work_is_divided(void) {
-    CHECK(flash_at_once(attention_shape(1, 4096, 1000, 1000, 128), false) == 8
-          && flash_at_once(attention_shape(5, 1, 1, 1, 8), false) == 5
-          && flash_at_once(attention_shape(16, 1024, 25, 25, 64), false) == 58
-          && flash_at_once(attention_shape(1, 1 << 20, 3, 3, 128), false) == 1
-          && flash_at_once(attention_shape(1, 4096, 1000, 250, 128), false) == 32
-          && flash_at_once(attention_shape(1, 4096, 1000, 250, 128), true) == 2, "heads at once");
-    const AttentionShape s = attention_shape(1, 2048, 32, 8, 128);  // llama3.1-8b
-    const size_t sums = (size_t)2 * 2048 * 8 * 128;                 // of a part
-    CHECK(attention_parts(s, 2 * sums) == 2 && attention_parts(s, 2 * sums - 1) == 1
-          && attention_parts(attention_shape(2, 2048, 32, 8, 128), 9 * sums) == 1
-          && attention_parts(attention_shape(1, 512, 32, 8, 128), 9 * sums) == 4
-          && attention_parts(attention_shape(1, 2048, 28, 4, 128), 9 * sums) == 7, "parts");
-}
-
 // One row of a text, whose keys and values are cached, is the last row of the text's attention.
 // Rows and channels that end anywhere; one key head, groups; heads that are no packs, and wider
 // than a block; large scores.
@@ -227,7 +212,6 @@ int main(void) {
         RUN(flash<f16>);
         RUN(cached_is_the_last_row<f16>);
     }
-    RUN(work_is_divided);
     CUDA(cudaStreamDestroy(stream));
     return test_summary();
 }

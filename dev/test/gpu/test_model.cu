@@ -31,7 +31,9 @@ static const Shape shapes[] = {
     {"qwen2 light",     2, 2, 128, 136, 131, 90, 2, 72, GELU, 1, LIGHT, 1, 16, false, 0,
      FAMILY_QWEN2, 1, 64},
     {"qwen3",           2, 4,  40,  72, 300, 90, 2, 33, GELU, 0, LIGHT, 4, 99, false, 20,
-     FAMILY_QWEN3, 2, 24},
+     FAMILY_QWEN3, 2, 20},
+    {"qwen3 again",     3, 3,  64,  72, 131, 90, 1, 85, GELU, 1, AGAIN, 1, 99, false, 0,
+     FAMILY_QWEN3, 3, 128},
     {"smollm3",         3, 4,  64,  72, 131, 90, 2, 33, GELU, 1, LIGHT, 1, 99, false, 0,
      FAMILY_SMOLLM3, 2, 16},
 };

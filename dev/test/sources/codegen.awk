@@ -145,8 +145,7 @@ function add_loop(latch, header,   stack, seen, top, u, k, n, body, part) {
 function add_up(members, n,   k, i, l, lines, seen, packed_here, scalar_here) {
     l = ++loops
     loop_of[l] = name
-    loop_bits[l] = loop_packed[l] = loop_scalar[l] = loop_fma[l] = loop_whole[l] = 0
-    loop_spills[l] = loop_calls[l] = 0
+    loop_bits[l] = loop_mixed[l] = 0
     for (k = 1; k <= n; k++) {
         packed_here = scalar_here = 0
         for (i = first[members[k]]; i <= last[members[k]]; i++) {
@@ -239,7 +238,7 @@ function judge(l, f,   n, k, line, own, matched, is_vector) {
     if (show)
         print "  " f ": " (is_vector ? "vector" : "scalar") ", " loop_bits[l] " bits, packed " \
             loop_packed[l] ", fused " loop_fma[l] ", integers and logic " loop_whole[l] \
-            ", scalar " loop_scalar[l] ", mixed " loop_mixed[l] + 0 ", calls " loop_calls[l] \
+            ", scalar " loop_scalar[l] ", mixed " loop_mixed[l] ", calls " loop_calls[l] \
             ", stack " loop_spills[l] ":" loop_lines[l]
     if (kind[f] ~ /product/ && is_vector && loop_packed[l] > 0) {
         if (loop_bits[l] < widest) print f ": " loop_bits[l] " bits, not " widest

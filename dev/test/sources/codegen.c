@@ -16,29 +16,6 @@ extern "C" {
 // A function with all that it calls inside.
 #define HOT __attribute__((noinline, flatten)) void
 
-#define ADAM(name, moments_bf16, rounded, halves, has_sum, is_half) \
-    HOT hot_##name(void *p, uint16_t *low, void *m, void *v, float *sum, const void *g, \
-                   const AdamWork *w, size_t n) { \
-        adam_loop(p, low, m, v, sum, g, w, 0, n, 0, 1, moments_bf16, rounded, halves, has_sum, \
-                  is_half); \
-    }
-ADAM(adam_fp32, 0, 0, 0, 0, 0)
-ADAM(adam_split_fp32, 0, 0, 1, 0, 0)
-ADAM(adam_split_bf16, 0, 0, 1, 0, 1)
-ADAM(adam_sum, 0, 0, 0, 1, 0)
-ADAM(adam_split_sum, 0, 0, 1, 1, 1)
-ADAM(adam16_fp32, 1, 0, 0, 0, 0)
-ADAM(adam16_split_fp32, 1, 0, 1, 0, 0)
-ADAM(adam16_split_bf16, 1, 0, 1, 0, 1)
-ADAM(adam16_sum, 1, 0, 0, 1, 0)
-ADAM(adam16_split_sum, 1, 0, 1, 1, 1)
-ADAM(adam_rounded_fp32, 0, 1, 0, 0, 0)
-ADAM(adam_rounded_bf16, 0, 1, 1, 0, 1)
-ADAM(adam_rounded_sum, 0, 1, 1, 1, 1)
-ADAM(adam16_rounded_fp32, 1, 1, 0, 0, 0)
-ADAM(adam16_rounded_bf16, 1, 1, 1, 0, 1)
-ADAM(adam16_rounded_sum, 1, 1, 1, 1, 1)
-
 #define ACCUMULATE(name, is_half, first) \
     HOT hot_##name(float *sum, const void *g, float scale, size_t n) { \
         accumulate_loop(sum, g, scale, is_half, first, n); \

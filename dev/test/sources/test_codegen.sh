@@ -3,7 +3,7 @@
 # flags for many processors with every compiler that is there, and reads the assembly (codegen.awk).
 # The product has to have fused multiply-adds of the widest registers, and its sums in registers;
 # every other loop has to have vectors of 256 bits, or of 128 on ARM.
-# ALL=1: all versions of compilers on PATH, more processors, and as C++. CODEGEN_CC="path path": others.
+# ALL=1: more processors, and as C++. CODEGEN_CC="path path": other compilers, too.
 # usage: [ALL=1] sh dev/test/sources/test_codegen.sh [COMPILER PROCESSOR]  (from the top of the repository;
 #        the second form also prints every loop)
 set -u
@@ -16,16 +16,20 @@ trap 'rm -rf "$work"' EXIT
 #   tail: what is left over has lines of its own, or a copy of the outer loop for no columns at all.
 # 0: loops of at most 64 elements, which some compilers unroll into the one around them. That they
 # are not scalar is seen all the same: there, too, each line needs packed arithmetic somewhere.
-# What a macro of codegen.c makes has one.
-table="$(sed -n 's/^[A-Z_]*(\([a-z0-9_]*\),.*/hot_\1 1/p' dev/test/sources/codegen.c)"'
+table='
 gemm_tile 1 product
 gemm_tile_narrow 1 product
 fma_chains 1 product
 adam_range 20
 accumulate_range 4 tail
+hot_accumulate_fp32 1
+hot_accumulate_bf16 1
+hot_accumulate_first 1
 hot_norm 1 tail
 hot_to_bf16 1
 hot_from_bf16 1
+hot_zo_round_fp16 1
+hot_zo_round_bf16 1
 rng_normals 1
 zen_sums 1
 zo_perturb 0
@@ -49,8 +53,7 @@ residual_forward 1
 crossentropy 3 tail
 gemv 1 tail
 attention_cached 3'
-echo "$table" >"$work/c++.table"
-echo "$table" >"$work/fp16.table"
+echo "$table" | tee "$work/c++.table" >"$work/fp16.table"
 echo "$table$c_table" >"$work/c.table"
 
 intel='native x86-64-v3'
@@ -121,27 +124,11 @@ if [ $# -eq 2 ]; then
     exit
 fi
 
-# Every compiler once, under its first name.
-candidates="${CC:-gcc} clang aarch64-linux-gnu-gcc ${CODEGEN_CC-}"
-if [ "${ALL:-0}" = 1 ]; then
-    for folder in $(echo "$PATH" | tr : ' '); do
-        for path in "$folder"/gcc-[0-9] "$folder"/gcc-[0-9][0-9] "$folder"/clang-[0-9] \
-            "$folder"/clang-[0-9][0-9] "$folder"/aarch64-linux-gnu-gcc-[0-9] \
-            "$folder"/aarch64-linux-gnu-gcc-[0-9][0-9]; do
-            if [ -x "$path" ]; then candidates="$candidates $path"; fi
-        done
-    done
-fi
-known=
-for cc in $candidates; do
-    path=$(command -v "$cc")
-    if [ -z "$path" ]; then
+for cc in ${CC:-gcc} clang aarch64-linux-gnu-gcc ${CODEGEN_CC-}; do
+    if ! command -v "$cc" >/dev/null; then
         echo "skip codegen_$(basename "$cc"): not on this machine"
         continue
     fi
-    path=$(readlink -f "$path")
-    case " $known " in *" $path "*) continue ;; esac
-    known="$known $path"
     case $cc in
         *aarch64*) processors=$arm ;;
         *clang*) processors="$intel $arm" ;;

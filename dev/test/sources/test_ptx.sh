@@ -24,8 +24,8 @@ then echo "ok ptx_refuses_the_unknown"; else echo "FAIL ptx_refuses_the_unknown"
 
 # What runs: TEST ORDER GPU, the slowest first. Orders of a block's threads and GPUs are spread over
 # the tests. Those of placements (but in fp16, whose moments in bf16 no other test has), ranks, plans, clocks and
-# products launch no other kernels, and are left out. test_kernels and test_attention have the kernels of all three
-# precisions; in fp32 and fp16 what trains covers the rest.
+# products launch no other kernels, and are left out. test_kernels and test_attention have kernels of
+# all three precisions; in fp32 and fp16 what trains covers the rest.
 cat >"$work/plan" <<'END'
 test_zenflow_gpu random sm_90
 test_model forward sm_80
