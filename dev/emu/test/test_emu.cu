@@ -31,7 +31,7 @@ static void check_success(int status, const char *call, int line) {
         (void)cudaGetLastError();                                                             \
     } while (0)
 
-static cudaStream_t stream, other;  // which do not wait for the default one
+static cudaStream_t stream;  // which does not wait for the default one
 
 // ---------------------------------------------------------------------------------------------
 // Launches
@@ -288,13 +288,11 @@ int main(int, char **) {
         return 0;
     }
     OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
     RUN(illegal_launches_fail);
     RUN(fp16_rounds_to_nearest);
     RUN(wrong_calls_are_refused);
     RUN(pageable_copies_are_done);
     RUN(wrong_products_are_refused);
     OK(cudaStreamDestroy(stream));
-    OK(cudaStreamDestroy(other));
     return test_summary();
 }

@@ -48,7 +48,6 @@ static void must(int error, const char *call, int line) {
 enum { ID_FILE = 100, SOCKET };  // descriptors that the ranks of a run inherit: a file, a pair
 
 static int rank_, ranks_;
-static const char *argument;  // of the case
 static ncclComm_t comm;
 static cudaStream_t stream, other;
 static size_t wrong;    // results; the rank ends with code 3 if there are any
@@ -147,7 +146,7 @@ static void finish(const Shape &s) {
 // Collectives on two streams, some of nothing, some that need several steps, and ranks that are
 // late, wait for one stream or the other, or for nothing. They are one communicator's, so their
 // order is that of the calls, whatever the stream.
-static void at_all_times() {
+static void at_all_times(const char *) {
     std::vector<Shape> all;
     join();
     for (size_t i = 0; i < 100; i++) {
@@ -174,7 +173,7 @@ static void refuses(ncclResult_t got, ncclResult_t wanted, int line) {
 }
 #define REFUSES(call, code) refuses((call), (code), __LINE__)
 
-static void refusals() {
+static void refusals(const char *) {
     float *a = device_array(std::vector<float>(64)), *b = device_array(std::vector<float>(64));
     const ncclResult_t bad = ncclInvalidArgument;
     join();
@@ -217,7 +216,7 @@ static void add_up(float *x, size_t n, cudaStream_t on, ncclDataType_t type = nc
     OK(ncclReduce(x, x, n, type, ncclSum, 0, comm, on));
 }
 
-static void misfortune() {
+static void misfortune(const char *argument) {
     const std::string what = rank_ == 1 ? argument : "";
     float *a = buffer(1000), *c = buffer(1000), *d = buffer(4000);
     if (what == "never") exit(0);
@@ -237,7 +236,7 @@ static void misfortune() {
 
 // Rank 1 has enqueued its part and waits for a word of rank 0, which waits for the collective. A
 // GPU would need no host to come to it.
-static void help_is_at_hand() {
+static void help_is_at_hand(const char *) {
     char word = 1;
     float *a = buffer(1000);
     join();
@@ -253,7 +252,7 @@ static void help_is_at_hand() {
 #endif
 
 #define CASE(name) {#name, name}
-static const struct { const char *name; void (*run)(); } cases[] = {
+static const struct { const char *name; void (*run)(const char *argument); } cases[] = {
     CASE(at_all_times), CASE(refusals),
 #ifdef __CUDA_EMU__
     CASE(misfortune), CASE(help_is_at_hand),
@@ -261,7 +260,7 @@ static const struct { const char *name; void (*run)(); } cases[] = {
 };
 
 static int run_rank(const char *name, int rank, int ranks, const char *with) {
-    rank_ = rank, ranks_ = ranks, argument = with;
+    rank_ = rank, ranks_ = ranks;
     setvbuf(stdout, NULL, _IOLBF, 0);
     int devices = 0;
     OK(cudaGetDeviceCount(&devices));
@@ -269,7 +268,7 @@ static int run_rank(const char *name, int rank, int ranks, const char *with) {
     OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     OK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
     for (const auto &c : cases)
-        if (strcmp(c.name, name) == 0) c.run();
+        if (strcmp(c.name, name) == 0) c.run(with);
     return wrong > 0 ? 3 : 0;
 }
 
