@@ -27,8 +27,7 @@ $(eval $(call runtime,runtime-tsan,$(CLANGXX) -O2))
 vpath %.cu . dev/test/gpu dev/emu/test dev/bench
 GPU_TESTS = $(patsubst dev/test/gpu/%.cu,%,$(wildcard dev/test/gpu/test_*.cu))
 TRAINS = test_model test_placement test_zo_gpu test_zenflow_gpu test_zero_gpu
-GPU_TESTS_fp32 = $(addsuffix _fp32,$(TRAINS) test_gpt2cu test_plan test_zen_rehearsal \
-                             test_zo_rehearsal)
+GPU_TESTS_fp32 = $(addsuffix _fp32,$(TRAINS) test_gpt2cu test_plan)
 GPU_TESTS_fp16 = $(addsuffix _fp16,$(TRAINS))
 GPU_ALL = $(GPU_TESTS) $(GPU_TESTS_fp32) $(GPU_TESTS_fp16)
 GPU_BENCHES = $(patsubst dev/bench/%.cu,%,$(wildcard dev/bench/*.cu)) bench_zo_fp16 bench_zo_fp32

@@ -33,12 +33,6 @@ namespace test_gpt2cu {
 namespace test_plan {
 #include "test_plan.cu"
 }
-namespace test_zen_rehearsal {
-#include "test_zen_rehearsal.cu"
-}
-namespace test_zo_rehearsal {
-#include "test_zo_rehearsal.cu"
-}
 #ifndef ENABLE_FP32
 namespace test_attention {
 #include "test_attention.cu"
@@ -74,8 +68,6 @@ int main(int argc, char **argv) {
 #ifndef ENABLE_FP16
         {"test_gpt2cu", [](int, char **) { return test_gpt2cu::main(); }},
         {"test_plan", test_plan::main},
-        {"test_zen_rehearsal", test_zen_rehearsal::main},
-        {"test_zo_rehearsal", test_zo_rehearsal::main},
 #ifndef ENABLE_FP32
         {"test_attention", [](int, char **) { return test_attention::main(); }},
         {"test_calibrate", test_calibrate::main},
