@@ -3,11 +3,10 @@
 # that is stopped is saved at the end of a window and goes on with the same ones, other modes go on
 # from it. With models of a few thousand parameters, in a temporary directory. (Damage of a checkpoint:
 # test_checkpoint_ranks.c; kills: test_lost.sh.)
-# usage: sh dev/test/cli/test_cli_zen.sh      (from the top of the repository, after make; ALL=1: with
-#        every step to resume after)
+# usage: sh dev/test/cli/test_cli_zen.sh      (from the top of the repository, after make)
 set -u
 . dev/test/cli.sh
-TIDE_GPU=train_gpt2 begin cli_zen "$(pwd)/build/tokenize"
+TIDE_GPU=train_gpt2 begin cli_zen
 
 shape="--layers 2 --heads 2 --channels 32 --context 16 --vocab 300 --batch 2"
 tiny="--data text.txt $shape --lr 3e-3 --schedule linear --eval-every 0 --"
