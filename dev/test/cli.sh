@@ -186,22 +186,6 @@ plan_says() {
     check "$1" sh -c 'test -s "$1.said" && diff "$1.said" "$2.said"' - "$2" "$3"
 }
 
-# late_token PROGRAM OPTION...: meets a damaged token after some steps. What was trained before is saved,
-# as if the run had ended there; the rest of its options, for that one, are in $elsewhere
-late_token() {
-    meets=$1
-    shift
-    head -c 1200 text.txt >short.txt
-    "$top/build/tokenize" --tokenizer bytes --out good short.txt >/dev/null 2>&1
-    good=good_train_000000.bin
-    (head -c 2224 $good; printf '\377\377'; tail -c +2227 $good) >bad.bin
-    refuses late_token 2 'bad.bin' "$meets" "$@" --data bad.bin --steps 99 --out late
-    until_then=$(members late loss | wc -l)
-    "$meets" "$@" --data $good --steps "$until_then" ${elsewhere-} --out early >/dev/null
-    check some_steps_were_before_it test "$until_then" -gt 2
-    check what_was_trained_before_it_is_saved same_weights late early
-}
-
 # A run is stopped at some moment between its begin and its end, and a busy machine chooses that
 # moment as well: a test begins anew, with a longer run, where the run was over first.
 
