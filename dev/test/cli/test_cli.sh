@@ -100,6 +100,10 @@ check dump_has_rows_of_ones_own cmp a.txt b.txt
 torch=$(for python in python3 /usr/bin/python3; do
     "$python" -c 'import torch, transformers' 2>/dev/null && echo "$python" && break; done)
 if [ -n "$torch" ]; then
+    awk 'length > 8 { gsub(/["\\]/, "_"); printf "{\"prompt\": \"%s\", \"completion\": \"%s\"}\n",
+        substr($0, 1, 3 + NR % 5), substr($0, 9, 2 + NR % 7) }' text.txt >packed.jsonl
+    "$tide" --model whole --data packed.jsonl --batch 2 --dump d5.safetensors >/dev/null
+    check packed_rows_are_what_transformers_says "$torch" "$top/dev/reference/check.py" whole d5.safetensors
     check dump_is_what_transformers_says "$torch" "$top/dev/reference/check.py" whole d4.safetensors
     sed 's/"n_head": [0-9]*/"n_head": 1/' whole/config.json >config.tmp
     mkdir wrong && cp whole/model.safetensors wrong && mv config.tmp wrong/config.json

@@ -55,6 +55,19 @@ train fp32 $six --precision fp32 --resident-blocks 0 --slots 2
 arrive
 same stream_has_the_bits_of_memory stream memory
 near fp32_has_the_losses_of_the_cpu fp32 on_cpu 2e-5
+"$cpu" $tiny --model mistral-7b --kv-heads 1 --steps 0 --out window >window.out 2>&1
+sed 's/"sliding_window": null/"sliding_window": 5/' window/config.json >a.txt && mv a.txt window/config.json
+slides="--model window $mezo --seq 16 --steps 4"
+"$cpu" $slides --out window_cpu >window.out 2>&1
+"$tide" $slides --precision fp32 --resident-blocks 0 --out window_gpu >window.out 2>&1
+near rows_beyond_a_sliding_window_have_the_losses_of_the_cpu window_gpu window_cpu 2e-5
+if whole; then  # a LLaMA in 16 bits
+    llama="--data text.txt --model nano-llama --layers 2 --channels 32 --ffn 48 --context 32 --batch 2"
+    llama="$llama --eval-every 0 --schedule constant --warmup 0 --optimizer mezo --lr 1e-3 --steps 6 --"
+    for precision in fp32 bf16 fp16; do go llama_$precision "$tide" $llama --precision $precision; done
+    arrive
+    for precision in bf16 fp16; do near a_llama_in_$precision llama_$precision llama_fp32 5e-4; done
+fi
 check samples_between_steps_are_the_same sh -c 'for r in memory stream; do
     sed -n "/^--- sample/,/^---$/p" $r.out >$r.txt; done; test -s memory.txt && cmp memory.txt stream.txt'
 as_planned gpu_memory_is_as_planned stream.out

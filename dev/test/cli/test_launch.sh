@@ -60,7 +60,8 @@ check in_the_order_of_their_gpus test "$(near 1 0)" = '0 --cpunodebind=1 1 --cpu
 check visible_gpus_are_counted test "$(near 0 1 CUDA_VISIBLE_DEVICES=1,0)" = '0 --cpunodebind=1 1 --cpunodebind=0 '
 check no_node_is_known test "$(near 0 -1)" = 'here here '
 check a_numactl_that_cannot_is_replaced test "$(near 0 1 BROKEN=1)" = '0 0-7 1 8-15 '
-check nodes_have_threads_enough test "$(near 0 1 SHOW=1)" = '0 --cpunodebind=0 8 1 --cpunodebind=1 8 '
+echo 8-9,12 >node/sys/devices/system/node/node1/cpulist
+check the_smallest_node_bounds_the_threads test "$(near 0 1 SHOW=1)" = '0 --cpunodebind=0 3 1 --cpunodebind=1 3 '
 
 # ends CODE COMMAND...: within some minutes
 ends() {
