@@ -120,6 +120,7 @@ same zenflow_late_has_the_bits_under_another_schedule zen_late_prio zen_late_two
 # chosen RUN: the columns of its last checkpoint
 chosen() { grep '^zen.columns' "$(state "$1" 8).txt"; }
 chosen zen_one >one.txt
+check columns_were_selected test "$(wc -w <one.txt)" -gt 20
 near zenflow_on_two_ranks_trains_as_on_one zen_two zen_one 1e-6
 chosen zen_two >some.txt
 check two_ranks_select_the_columns_of_one cmp some.txt one.txt
@@ -128,6 +129,12 @@ for step in 3 5 6; do
     check "zenflow_gathers_chosen_columns_in_step_$step" test \
         $((10 * $(field zen_two $step gathered_bytes))) -lt $((4 * $(field zen_two 4 gathered_bytes)))
 done
+if whole; then
+    train 0 auto_one $zen32 --accum 4 --zen-window auto
+    train 2 auto_two $zen32 --accum 2 --zen-window auto
+    arrive
+    near zenflow_by_its_gradients_on_two_ranks_trains_as_on_one auto_two auto_one 1e-6
+fi
 at zen_again zen_two 4 ranks 2 --zero 2
 same zenflow_goes_on_with_the_same_bits zen_again zen_two
 at zen_more zen_two 4 ranks 3

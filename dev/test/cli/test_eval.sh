@@ -83,6 +83,8 @@ ranked() {  # the share that is right, from the scores
         END { end(); printf "%.2f", 100 * right / asked }' "$1"
 }
 check ranked_by_the_mean grep -q "^val loss [0-9.]*, accuracy $(ranked cpu.scores) %$" cpu.out
+check perplexity_is_its_exponential awk -F '[:,}]' \
+    '{ if ($12 / exp($10) > 1.00001 || $12 / exp($10) < 0.99999) exit 1 }' cpu.scores
 ask one "$cpu" --model whole --batch 1
 check batches_change_nothing cmp cpu.scores one.scores
 same_scores() {  # same_scores A B TOLERANCE

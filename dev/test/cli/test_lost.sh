@@ -231,6 +231,13 @@ given_up offload 60 "$gpu" "--offload interleave --stride 2"
 ("$cpu" $endless --out ends 2>ends.err; echo $? >code) | head -n 90 >ends.out
 check a_reader_that_goes_is_a_signal test "$(cat code)" -eq 141 -a "$(logged ends)" = "$(saved ends)"
 rm -rf ends
+start ends nohup "$cpu" $endless
+at_step 3 ends
+kill -HUP $pid
+at_step $(($(logged ends) + 9)) ends
+check nohup_is_minded kill -TERM $pid
+wait $pid
+rm -rf ends
 # An evaluation is ended by a signal.
 minutes="$endless --eval-every 5 --eval-batches 100000 --val $cpu"
 start ends "$cpu" $minutes
