@@ -36,6 +36,9 @@ printf '{{ "<|start_header_id|>" ~ m ~ "<|eot_id|>" }}\r\n' >tokenizer/chat_temp
 model="--model nano-llama --layers 2 --channels 64 --ffn 128 --context 64 --lr 1e-2 --save-every 0 --"
 "$cpu" $model --tokenizer tokenizer --data chat.jsonl --val chat.jsonl --steps 150 --batch 4 --eval-every 150 \
     --out tuned >tuned.out 2>&1
+"$cpu" $model --tokenizer tokenizer --data chat.jsonl --train-on last --steps 1 --no-save >last.out
+trained() { sed -n 's/.*; \([0-9]*\) of [0-9]* tokens are trained$/\1/p' "$1"; }
+check the_last_answers_alone_can_be_trained true_that "0$(trained last.out) > 0 && $(trained last.out) < 0.7 * $(trained tuned.out)"
 check the_hint_is_a_chat grep -q '^try it: .* --model tuned --chat$' tuned.out
 # answers PROGRAM OPTION...: to the lines of the standard input, with the exit code
 answers() {
