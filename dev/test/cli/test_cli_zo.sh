@@ -111,7 +111,7 @@ several_gpus() {
     same two_ranks_have_the_bits_of_one two alone
     check only_one_of_them_speaks sh -c 'for w in done: model: "step 3/4" "--- sample"; do
         [ "$(grep -c -e "^$w" two.out)" -eq 1 ] || exit 1; done; ! [ -s two.err ]'
-    is what_two_exchange_is_counted two 4 exchanged_bytes $((8 * (2 * 3 + 3)))
+    check what_two_exchange_is_counted test "$(field two 4 exchanged_bytes)" -eq $((8 * (2 * 3 + 3)))
 
     # more or fewer of them go on
     at two_to_one two 2 "$tide"
