@@ -126,21 +126,20 @@ members() { sed -n "s/.*\"$2\":\([-0-9.e+]*\).*/\1/p" "$1/log.jsonl"; }
 losses() { sed -n 's/\("norm":[^,]*\|"grad_norm":[^,]*\|"val_loss":[^}]*\).*/\1/p' "$1/log.jsonl"; }
 
 # same NAME RUN REFERENCE: losses, weights and, of every checkpoint in both, parameters, moments and
-# columns; like NAME RUN REFERENCE: losses and weights
-like() { same "$1" "$2" "$3" ""; }
+# columns
 same() {
     losses "$2" >a.txt
     losses "$3" >b.txt
     why= states=0
     cmp -s a.txt b.txt && [ -s a.txt ] || why="losses: $(diff a.txt b.txt | tr '\n' ' ')"
     cmp -s "$2/model.safetensors" "$3/model.safetensors" || why="$why weights"
-    for s in ${4-$(steps_of "$2")}; do
+    for s in $(steps_of "$2"); do
         [ -f "$(state "$3" "$s").txt" ] || continue
         states=$((states + 1))
         cmp -s "$(state "$2" "$s").safetensors" "$(state "$3" "$s").safetensors" || why="$why state $s"
         [ "$(kept "$2" "$s")" = "$(kept "$3" "$s")" ] || why="$why columns $s"
     done
-    [ $states -gt 0 ] || [ -z "${4-all}" ] || why="$why no state"
+    [ $states -gt 0 ] || why="$why no state"
     if [ -z "$why" ]; then echo "ok $1"; else fail "$1" "differs: $why $(head -n 3 "$2.err" 2>&1)"; fi
 }
 kept() { grep '^hashes\|^optimizer\|^zen' "$(state "$1" "$2").txt"; }  # RUN STEP
@@ -159,11 +158,6 @@ near() {
 true_that() { awk "BEGIN { exit !($1) }"; }
 # close A B DISTANCE: numbers
 close() { true_that "($1 + 0) - ($2 + 0) <= $3 && ($2 + 0) - ($1 + 0) <= $3 && $1 + 0 > 0"; }
-# is NAME RUN STEP MEMBER NUMBER
-is() {
-    got=$(field "$2" "$3" "$4")
-    if [ "$got" = "$5" ]; then echo "ok $1"; else fail "$1" "$4 is $got, not $5"; fi
-}
 # as_planned NAME OUTPUT [PART]: the memory that was taken, the GPU's or the CPU trainer's, within a part of it
 as_planned() {
     check "$1" awk -v part="${3:-0.03}" '/^GPU memory: .* MiB taken, planned .* MiB$/ ||
@@ -184,22 +178,6 @@ plan_says() {
         { plan_of "$f"; grep '^offload \|^recomputing\|^gradients \|^weights \|layers, of' "$f"; } >"$f.said"
     done
     check "$1" sh -c 'test -s "$1.said" && diff "$1.said" "$2.said"' - "$2" "$3"
-}
-
-# late_token PROGRAM OPTION...: meets a damaged token after some steps. What was trained before is saved,
-# as if the run had ended there; the rest of its options, for that one, are in $elsewhere
-late_token() {
-    meets=$1
-    shift
-    head -c 1200 text.txt >short.txt
-    "$top/build/tokenize" --tokenizer bytes --out good short.txt >/dev/null 2>&1
-    good=good_train_000000.bin
-    (head -c 2224 $good; printf '\377\377'; tail -c +2227 $good) >bad.bin
-    refuses late_token 2 'bad.bin' "$meets" "$@" --data bad.bin --steps 99 --out late
-    until_then=$(members late loss | wc -l)
-    "$meets" "$@" --data $good --steps "$until_then" ${elsewhere-} --out early >/dev/null
-    check some_steps_were_before_it test "$until_then" -gt 2
-    check what_was_trained_before_it_is_saved same_weights late early
 }
 
 # A run is stopped at some moment between its begin and its end, and a busy machine chooses that

@@ -45,9 +45,6 @@ if whole; then
 fi
 arrive
 same s3_on_two_ranks_has_the_bits_of_stage_1 s3 s1
-check stages_are_as_told sh -c 'for s in 1:s1 3:s3; do
-    grep -q "\"stage\":${s%:*},\"world\":2," ${s#*:}/log.jsonl || exit 1; done'
-check weights_come_from_the_host grep -q '^weights of 3 of 3 layers live on the host' s3.out
 check only_one_rank_speaks test "$(grep -c '^step 4/4\|^model: \|^ranks: 2' s3.out)" -eq 3
 check the_others_are_silent test ! -s s3.err
 check trace_is_json "$top/build/timeline" trace.json -o trace.svg
@@ -76,7 +73,6 @@ as_planned memory_is_as_planned s3.out
 EMU_DEVICES=0 "$tide" $tiny $steps --zero 3 --offload interleave --share 0.5 --slots 2 --weights host --no-overlap \
     --sample-every 1 --sample-tokens 3 --plan --world 2 --rates rates.txt --out planned >plan.out 2>plan.err
 plan_says plan_says_what_is_said plan.out s3.out
-check plan_leaves_nothing test ! -e planned
 
 # --zero auto: 3 where 2 does not fit on one of the ranks
 deep="--layers 12 --steps 3 --eval-every 0 --save-every 0 --"
@@ -89,10 +85,6 @@ cap=$((($(stage_needs 2) + $(stage_needs 3)) / 2))K
 "$launch" 2 sh -c '[ "$RANK" = 0 ] || memory="--gpu-memory $1"; shift; exec "$@" $memory' \
     - "$cap" "$tide" $tiny $deep --rates rates.txt --out stage_3 >stage_3.out 2>stage_3.err
 check auto_takes_3_where_one_rank_must grep -q '^--zero auto takes ZeRO-3' stage_3.out
-train 2 stage_2 $deep
-arrive
-check auto_takes_2_elsewhere sh -c 'grep -q "^ranks: 2, ZeRO-2$" stage_2.out && ! grep -q ZeRO-3 stage_2.out'
-check stages_have_the_same_weights same_weights stage_3 stage_2
 
 # --- going on ------------------------------------------------------------------------------------
 
@@ -101,20 +93,14 @@ train 2 whole $stay --steps 4 --accum 3 --zero 1 --offload none
 train 2 moved $stay --steps 2 --accum 3 --zero 3 --offload interleave --share 0.5
 train 4 whole_fp32 $stay --steps 6 --accum 3 --precision fp32 --zero 2 --offload none
 train 4 other_fp32 $stay --steps 2 --accum 3 --precision fp32 --zero 3 --offload zero
-train 0 one $stay --steps 3 --accum 3
 arrive
 resume 2 moved --steps 3 --zero 1 --offload twinflow --resident 0.5
 resume 2 moved --steps 4 --zero 2 --offload none
 same resumed_in_every_stage_it_has_the_bits_of_one moved whole
-resume 2 moved --steps 3
-check ranks_with_nothing_to_do_end test $? -eq 0
 resume 2 other_fp32 --steps 4 --zero 2 --offload none
-check fewer_ranks_accumulate_more grep -q 'accum is 6 now, for 12 sequences' other_fp32.out
 resume 1 other_fp32 --steps 5 --offload interleave --share 0.5
 resume 3 other_fp32 --steps 6 --zero 1 --offload zero
 near from_four_to_two_to_one_to_three_ranks other_fp32 whole_fp32 1e-6
-resume 3 one --steps 5 --offload none
-check one_goes_on_with_one_micro_batch_each grep -q 'accum is 1 now, for 3 sequences' one.out
 
 # --- ZenFlow on several ranks --------------------------------------------------------------------
 
@@ -143,24 +129,16 @@ for step in 3 5 6; do
     check "zenflow_gathers_chosen_columns_in_step_$step" test \
         $((10 * $(field zen_two $step gathered_bytes))) -lt $((4 * $(field zen_two 4 gathered_bytes)))
 done
-# Selections are by one number of 768 columns, two for a window that follows the gradients.
-is zenflow_sends_norms zen_two 4 proxy_bytes $((4 * 768))
-is zenflow_sends_nothing_that_no_selection_counts zen_late_two 4 proxy_bytes 0
 if whole; then
     train 0 auto_one $zen32 --accum 4 --zen-window auto
     train 2 auto_two $zen32 --accum 2 --zen-window auto
     arrive
     near zenflow_by_its_gradients_on_two_ranks_trains_as_on_one auto_two auto_one 1e-6
-    is zenflow_sends_magnitudes_too auto_two 4 proxy_bytes $((8 * 768))
 fi
-# not the first ones of each matrix: of one or two perhaps
-check first_columns_are_not_selected test "$(grep -o ' 0 1 2 ' one.txt | wc -l)" -lt 3
 at zen_again zen_two 4 ranks 2 --zero 2
 same zenflow_goes_on_with_the_same_bits zen_again zen_two
 at zen_more zen_two 4 ranks 3
 near zenflow_goes_on_with_more_ranks zen_more zen_two 1e-6
-at zen_left zen_two 4 ranks 2 --offload zero --zero 3
-check zenflow_is_left test -d zen_left/checkpoints/step_00000008
 
 # --- ends ----------------------------------------------------------------------------------------
 

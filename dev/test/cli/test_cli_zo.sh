@@ -47,19 +47,14 @@ cores=$((cores > 1 ? cores - 1 : 1))
 
 # --- wherever the layers are, the bits are the same ----------------------------------------------
 
-train memory $six --trace memory.json
+train memory $six
 train stream $six --resident-blocks 0 --trace stream.json
 without_measuring  # that the host reads no GPU memory was seen
 train fp32 $six --precision fp32 --resident-blocks 0 --slots 2
 "$cpu" $tiny $six --out on_cpu >on_cpu.out
-# --steps 0 --resume: what the run has come to
-"$cpu" --model on_cpu --steps 0 --data text.txt --batch 2 --eval-batches 2 | grep '^val' >a.txt
-check what_is_resumed_is_evaluated sh -c '"$1" --resume --out on_cpu --steps 0 |
-    grep "^val" | diff - a.txt' - "$cpu"
 arrive
 same stream_has_the_bits_of_memory stream memory
 near fp32_has_the_losses_of_the_cpu fp32 on_cpu 2e-5
-near bf16_is_near_the_cpu memory on_cpu 4e-3
 "$cpu" $tiny --model mistral-7b --kv-heads 1 --steps 0 --out window >window.out 2>&1
 sed 's/"sliding_window": null/"sliding_window": 5/' window/config.json >a.txt && mv a.txt window/config.json
 slides="--model window $mezo --seq 16 --steps 4"
@@ -73,39 +68,32 @@ if whole; then  # a LLaMA in 16 bits
     arrive
     for precision in bf16 fp16; do near a_llama_in_$precision llama_$precision llama_fp32 5e-4; done
 fi
-check evaluations_are_made grep -q '"val_loss"' stream/log.jsonl
 check samples_between_steps_are_the_same sh -c 'for r in memory stream; do
     sed -n "/^--- sample/,/^---$/p" $r.out >$r.txt; done; test -s memory.txt && cmp memory.txt stream.txt'
-check memory_says_nothing_of_slots sh -c '! grep -q "slot\|^host" memory.out'
-for run in memory stream; do as_planned gpu_memory_of_${run}_is_as_planned $run.out; done
+as_planned gpu_memory_is_as_planned stream.out
 check trace_is_json "$top/build/timeline" stream.json -o stream.svg
 check trace_has_copies_and_kernels sh -c 'for n in forward update fetch flush; do
     grep -q "\"name\":\"$n\"" stream.json || exit 1; done'
-check trace_in_memory_has_no_copies sh -c '! grep -q "\"name\":\"fetch\"" memory.json'
 
 # --- stopped and resumed, anywhere ---------------------------------------------------------------
 
 at resumed stream 2 "$tide"
 same stream_resumes_with_the_same_bits resumed stream
-check resume_keeps_the_placement grep -q "3 of 3 layers" resumed.out
 at cpu_to_gpu on_cpu 2 "$tide" --precision fp32 --resident-blocks 0
 near gpu_continues_a_run_of_the_cpu cpu_to_gpu on_cpu 2e-5
-"$cpu" --data text.txt $shape --batch 2 --steps 1 --eval-every 0 --out adamw >/dev/null
-check a_run_of_adamw_is_fine_tuned "$cpu" --model adamw $mezo --steps 2 --out adamw_mezo
-check what_mezo_left_is_trained "$cpu" --model adamw_mezo --data text.txt --batch 2 --steps 1 \
-    --eval-every 0 --out mezo_adamw
 
-# --- losses that are no number -------------------------------------------------------------------
+# --- a damaged token, in the second micro-batch of a step -------------------------------------------
 
-wild="--schedule constant --lr 900 --weight-decay 0 --save-every 1 --keep 99 --steps 30 --"
-refuses wild_ends 1 '10 steps in a row' "$tide" $tiny $wild --out wild --zo-eps 1 --resident-blocks 0
-check it_logs_that grep -q '"step":[0-9]*,"skipped":true}' wild/log.jsonl
-check it_can_be_resumed_before_that at again wild 1 "$cpu" --lr 0 --steps 2
-# In the second micro-batch of a step.
 late="--layers 1 --heads 2 --channels 32 --context 16 --batch 1 --accum 2 --tokenizer bytes"
 late="$late --optimizer mezo --lr 3e-3 --eval-every 0 --"
-elsewhere="--resident-blocks 0"
-late_token "$tide" $late
+head -c 1200 text.txt >short.txt
+"$top/build/tokenize" --tokenizer bytes --out good short.txt >/dev/null 2>&1
+good=good_train_000000.bin
+(head -c 2224 $good; printf '\377\377'; tail -c +2227 $good) >bad.bin
+refuses late_token 2 'bad.bin' "$tide" $late --data bad.bin --steps 99 --out late
+until_then=$(members late loss | wc -l)
+"$tide" $late --data $good --steps "$until_then" --resident-blocks 0 --out early >/dev/null
+check what_was_trained_before_it_is_saved same_weights late early
 
 # --- several GPUs: replicas that exchange their losses -------------------------------------------
 
@@ -123,24 +111,17 @@ several_gpus() {
     same two_ranks_have_the_bits_of_one two alone
     check only_one_of_them_speaks sh -c 'for w in done: model: "step 3/4" "--- sample"; do
         [ "$(grep -c -e "^$w" two.out)" -eq 1 ] || exit 1; done; ! [ -s two.err ]'
-    check only_one_of_them_writes_a_log test "$(members two loss | wc -l)" -eq 4
-    check it_says_how_many_they_are grep -q '^ranks: 2, each with all weights' two.out
-    is what_two_exchange_is_counted two 4 exchanged_bytes $((8 * (2 * 3 + 3)))
-    is it_is_known_how_many two 4 ranks 2
+    check what_two_exchange_is_counted test "$(field two 4 exchanged_bytes)" -eq $((8 * (2 * 3 + 3)))
 
     # more or fewer of them go on
     at two_to_one two 2 "$tide"
     same two_to_one two_to_one alone
-    check accum_follows grep -q '^--accum is 6 now' two_to_one.out
 
     # what only one of them meets
-    refuses a_late_token_of_one_rank 2 'rank [01].*bad.bin' ranks 2 $late -- --accum 1 --data bad.bin \
-        --steps 99 --out late_two
-    check what_two_trained_before_it_is_saved same_weights late_two early
     printf 'cd "rank$RANK" && exec "$@"\n' >elsewhere.sh
     mkdir -p rank0 rank1
-    cp -r adamw_mezo rank0/base
-    cp -r adamw rank1/base
+    cp -r memory rank0/base
+    cp -r on_cpu rank1/base
     set -- --data "$work/text.txt" --model base --optimizer mezo --eval-every 0 --batch 2 --steps 2
     refuses other_weights_on_one_rank 2 'weights of all ranks must be the same' \
         "$launch" 2 sh elsewhere.sh "$tide" "$@" --out "$work/unlike"
@@ -148,16 +129,7 @@ several_gpus() {
 if enough_gpus 3; then several_gpus
 else echo "skip several_gpus: fewer than three on this machine"; fi
 
-# --- evaluation, samples, conversion, and memory -------------------------------------------------
-
-for how in "" "--resident-blocks 0 --slots 1"; do
-    "$tide" --model memory --optimizer mezo --steps 0 --data text.txt --eval-batches 2 $how |
-        grep '^val loss' >>evals.txt
-    "$tide" --model memory --optimizer mezo --steps 0 --prompt The --sample-tokens 9 $how | od -An -v -tx1 | tr -d '\n' >>said.txt
-    echo >>said.txt
-done
-check evaluations_agree test "$(sort -u evals.txt | wc -l)" -eq 1
-check samples_agree test "$(sort -u said.txt | wc -l)" -eq 1 -a "$(head -n 1 said.txt | wc -c)" -gt 33
+# --- memory ----------------------------------------------------------------------------------------
 
 deep="--layers 20 --heads 2 --channels 64 --context 16 --vocab 300 $mezo --steps 2 --"
 "$tide" $deep --out deep >deep.out
@@ -167,13 +139,6 @@ check little_memory_turns_streaming_on grep -q 'of 20 layers.*all of them would 
     deep_stream.out
 check and_what_fits_stays sh -c '! grep -q "20 of 20 layers" deep_stream.out'
 check streamed_for_want_of_memory_it_is_the_same same_weights deep deep_stream
-rated="--plan --rates rates.txt"
-"$tide" $deep $rated --slots 1 --resident-blocks 0 >plan.out
-one=$(planned GPU plan.out)
-refuses fewer_residents_are_named 2 '; it fits with --resident-blocks auto$' "$tide" $deep $rated \
-    --resident-blocks 6 --gpu-memory "$(awk "BEGIN { print int($one * 1024) + 200 }")K"
-check little_memory_takes_slots sh -c '"$@" | grep -q "visit 1 slot:"' - "$tide" $deep $rated \
-    --gpu-memory "$(awk "BEGIN { printf \"%d\", 1024 * $one + 1 }")K"
 
 # --- plans ----------------------------------------------------------------------------------------
 
@@ -205,15 +170,8 @@ printf '#!/bin/sh\ncase "$*" in *"--steps 0"*) ;; *) set -- "$@" -- --steps 3 ;;
     "$cpu" >made/train_gpt2
 chmod +x made/train_gpt2
 (cd made && sh scripts/zo_reviews.sh >../made.out 2>&1)
-check reviews_show_their_first_steps sh -c 'grep "^step" made.out | head -n 1 | grep "^step 1/3 "'
 reviewed=$(cksum <made/out/zo_reviews/tuned/model.safetensors)
 (cd made && sh scripts/zo_reviews.sh >../again.out 2>&1)
 check reviews_keep_the_earlier_ones test "$reviewed" = "$(cksum <made/out/zo_reviews-1/tuned/model.safetensors)"
-check reviews_have_clean_paths grep -q ' are in out/zo_reviews/tuned$' made.out
 check reviews_can_be_asked_for_one sh -c 'cd made && sh -c "$(sed -n "/^what it makes/,\$s/^what[^:]*://p;
     /^    --prompt/p" ../made.out)" | grep -a "^i love the plot = "'
-few="--model judge --batch 4 --steps 3 --eval-every 2 --eval-batches 4 --"
-judge "$tide" $few --precision fp32 --resident-blocks 0 --out judge_fp32 >judge_fp32.out
-judge "$cpu" $few --out judge_cpu >judge_cpu.out
-near a_task_in_fp32_has_the_losses_of_the_cpu judge_fp32 judge_cpu 1e-4
-check its_accuracy_is_that_of_the_cpu test "$(accuracy judge_fp32.out)" = "$(accuracy judge_cpu.out)"

@@ -16,17 +16,12 @@ tr ' ' '\n' <text.txt | sort | tr '\n' ' ' >val.txt
 small="--data text.txt --val val.txt --layers 2 --heads 2 --channels 32 --context 32 --batch 4 --lr 3e-2"
 small="$small --schedule constant --eval-every 4 --eval-batches 4 --"
 
-saved() { ls "$1/checkpoints"; }
-
 # --- the best checkpoint ------------------------------------------------------------------------------
 
 best="$small --steps 40 --save-every 10 --keep 9 --keep-best --"
 check keeps_the_best "$cpu" $best --out whole
-cp check.out whole.out
 lowest=$(members whole val_loss | sort -g | head -n 1)
-step=$(grep '"best_val_loss"' whole/log.jsonl | tail -n 1 | sed 's/.*"step":\([0-9]*\).*/\1/')
 check its_loss_is_the_lowest test "$(members whole best_val_loss | tail -n 1)" = "$lowest"
-check it_is_said grep -q "^whole/best has the weights of step $step: the lowest validation loss" whole.out
 loss_of() {  # loss_of MODEL: on the same data
     "$cpu" --model "$1" --val val.txt --seq 32 --batch 4 --eval-batches 4 --steps 0 |
         sed -n 's/^val loss //p'
@@ -34,7 +29,6 @@ loss_of() {  # loss_of MODEL: on the same data
 check its_weights_are_the_best close "$(loss_of whole/best)" "$lowest" 1e-6
 at resumed whole 16 "$cpu"
 check a_resumed_run_has_the_same_best cmp resumed/best/model.safetensors whole/best/model.safetensors
-check and_the_same_log test "$(members resumed best_val_loss)" = "$(members whole best_val_loss)"
 
 # What was best before stays where the new one cannot be written, and is made up for.
 "$cpu" $best --steps 8 --out room >room.out
@@ -45,46 +39,21 @@ check no_room_is_said_and_at_the_end_fails sh -c '! "$@" 2>room.err &&
     tail -n 1 room.err | grep -q "cannot write.*best.*; the checkpoint of step 39 is whole"' \
     - "$cpu" --resume --out room --steps 39 --lr 3e-3
 check and_the_old_one_stays cmp before room/best/model.safetensors
-rmdir room/best/model.safetensors.tmp
-"$cpu" --resume --out room --steps 40 >room.out
-newest=$(members room best_val_loss | tail -n 1)
-check then_it_is_there close "$(loss_of room/best)" "$newest" 1e-6
-
-head -n 20 "$top/LICENSE" >short.txt
 
 # A checkpoint has the hash of the data that its best loss was measured on: losses of other data are
-# not compared, and the weights that were best on those stay. A log that is gone changes nothing.
+# not compared, and the weights that were best on those stay.
+head -n 20 "$top/LICENSE" >short.txt
 "$cpu" $best --out other >other.out
-first=$(grep -o 'weights of step .*' other.out)
-cp -r other without_log
-rm without_log/log.jsonl
-check the_log_may_be_gone sh -c '"$0" --resume --out without_log --steps 41 >log.out && grep -q "$1" log.out &&
-    ! grep -q "chosen anew" log.out' "$cpu" "$first"
-for change in "--val short.txt" "--eval-batches 3" "--batch 2"; do
-    rm -rf changed
-    cp -r other changed
-    name=$(echo "${change#--}" | tr -c 'a-z0-9\n' _)
-    check "best_of_other_${name}" sh -c '"$@" >changed.out && grep -q "^note: the best so far is of other validation data" \
-        changed.out && cmp changed/best_until_40/model.safetensors other/best/model.safetensors &&
-        grep -q "has the weights of step 44" changed.out' - "$cpu" --resume --out changed --steps 44 --seq 32 $change
-done
-
-# A model whose loss is no number has no accuracy: all its weights are 8e37. (The rest: lines.table.)
-cp -r whole nan
-header=$(($(od -An -tu8 -N8 nan/model.safetensors) + 8))
-{ head -c $header whole/model.safetensors; head -c $(($(wc -c <whole/model.safetensors) - header)) /dev/zero | tr '\0' '~'; } >nan/model.safetensors
-printf '{"prompt": "a", "choices": ["b", "c"], "answer": 0}\n' >ab.jsonl
-refuses nan_has_no_choices_while_mezo_trains 1 'not finite' "$cpu" --model nan --data text.txt --seq 32 --optimizer mezo \
-    --val ab.jsonl --eval-every 1 --steps 3 --out nan_mezo
-check whose_log_has_no_accuracy sh -c '! grep accuracy nan_mezo/log.jsonl'
+cp -r other changed
+check best_of_other_data sh -c '"$@" >changed.out && grep -q "^note: the best so far is of other validation data" \
+    changed.out && cmp changed/best_until_40/model.safetensors other/best/model.safetensors &&
+    grep -q "has the weights of step 44" changed.out' - "$cpu" --resume --out changed --steps 44 --seq 32 --val short.txt
 
 # In an open window the evaluation waits, so that what is saved is what was evaluated.
 "$cpu" $small --steps 24 --keep 1 --keep-best --offload zenflow --zen-window 3 --out zen >zen.out
 evaluated=$(grep '"val_loss"' zen/log.jsonl | sort -t : -k 3 -g | head -n 1 | sed 's/.*"step":\([0-9]*\).*/\1/')
 step=$(grep '"best_val_loss"' zen/log.jsonl | tail -n 1 | sed 's/.*"step":\([0-9]*\).*/\1/')
 check a_window_is_waited_for test "$step" -eq "$evaluated"
-check at_the_ends_of_windows awk -F '"step":' '/"val_loss"/ && $2 + 0 < 24 && ($2 - 1) % 3 { exit 1 }' \
-    zen/log.jsonl
 
 # Of two ranks' shards.
 "$launch" 2 "$gpu" $small --precision fp32 --steps 12 --keep 1 --keep-best --save-every 5 --batch 2 \
@@ -118,29 +87,19 @@ check perplexity_is_its_exponential awk -F '[:,}]' \
     '{ if ($12 / exp($10) > 1.00001 || $12 / exp($10) < 0.99999) exit 1 }' cpu.scores
 ask one "$cpu" --model whole --batch 1
 check batches_change_nothing cmp cpu.scores one.scores
-check a_tokens_loss_is_that_of_running_text sh -c 'head -c 33 val.txt >few.txt &&
-    awk "{ gsub(/\\\\/, \"&&\"); gsub(/\"/, \"\\\\\\\"\"); gsub(/\\t/, \"\\\\t\"); text = text (NR > 1 ? \"\\\\n\" : \"\") \$0 }
-        END { printf \"{\\\"text\\\": \\\"%s\\\"}\\n\", text }" few.txt >few.jsonl
-    a=$("$0" --model whole --val few.txt --seq 32 --steps 0 | sed -n "s/^val loss //p") &&
-    "$0" --model whole --val few.jsonl --steps 0 --scores few.scores &&
-    b=$(sed -n "s/.*\"loss\":\([^,]*\).*/\1/p" few.scores) && echo "$a $b" &&
-    awk "BEGIN { exit !($a - $b < 2e-6 && $b - $a < 2e-6) }"' "$cpu"
 same_scores() {  # same_scores A B TOLERANCE
     paste "$1" "$2" | awk -F '[:,\t]' -v by="$3" '{ x = $10 - $22; if (x < 0) x = -x; if (x > by) { print; exit 1 } }'
 }
 ask gpu "$gpu" --model whole --batch 3 --precision fp32
 check a_gpu_gives_the_same same_scores cpu.scores gpu.scores 2e-4
-ask zo "$gpu" --model whole --batch 3 --precision fp32 --optimizer mezo --resident-blocks 0
-check and_with_layers_that_stream same_scores cpu.scores zo.scores 2e-4
 
 # While running text is trained: the same of two ranks.
 train="--data text.txt --val q.jsonl --model whole --batch 4 --steps 4 --eval-every 2 --no-save --"
 check asks_while_training "$cpu" $train --out asked
-cp check.out asked.out
-check on_the_screen grep -q '^step 2 | val loss [0-9.]* | accuracy [0-9.]* %' asked.out
 "$gpu" $train --precision fp32 --out asked_one >asked_one.out
 "$top/scripts/launch.sh" 2 "$gpu" $train --batch 2 --precision fp32 --out asked_two >asked_two.out
 check of_two_ranks_the_same test "$(members asked_one val_accuracy)" = "$(members asked_two val_accuracy)"
+
 # --- HellaSwag ------------------------------------------------------------------------------------------
 
 command -v curl >/dev/null || { echo "skip hellaswag: no curl on this machine"; exit 0; }
@@ -150,12 +109,6 @@ export HELLASWAG_URL="file://$work/hub"
 check hellaswag_comes sh "$top/dev/data/hellaswag.sh" h
 check as_questions test "$(sed -n 3p h/val.jsonl)" = \
     '{"prompt": "A \"man\" sits.\n he", "choices": [" is, [using] it.", " says \"no\".", " \u00e9t\u00e9 \\", " starts."], "answer": 2}'
-cp -r h mine && echo >>mine/val.jsonl && cp mine/val.jsonl changed.jsonl
-check changed_questions_stay sh -c '! sh "$1"/dev/data/hellaswag.sh mine >fetch.out 2>fetch.err &&
-    grep -q "mine/val.jsonl is there, and is another" fetch.err && cmp mine/val.jsonl changed.jsonl' - "$top"
-sed -i '700s/"endings"/"ends"/' h/hellaswag_val.jsonl
-check a_damaged_line_is_named sh -c '! sh "$1"/dev/data/hellaswag.sh h >fetch.out 2>fetch.err &&
-    grep -q "line 700 has no endings" fetch.err && grep -q "is damaged. Remove it" fetch.err' - "$top"
 check and_asked env HELLASWAG=h/val.jsonl QUESTIONS=8 TRAINER="$cpu" OUT=h/scores.jsonl \
     sh "$top/scripts/hellaswag.sh" whole --batch 4
 ask_again() { env HELLASWAG=h/val.jsonl QUESTIONS=4 TRAINER="$cpu" OUT=h/scores.jsonl \

@@ -15,7 +15,6 @@ small="--data text.txt --layers 2 --heads 2 --channels 32 --context 32 --vocab 3
 little="--layers 1 --heads 2 --channels 8 --context 32 --batch 2 --steps 1 --"
 large="--model gpt2-large --batch 1 --rates rates.txt --host-memory 64G --"
 slow="--model 7b --batch 1 --seq 2048 --offload zero --rates h200_16cores.txt --gpu-memory 140G --host-memory 400G --"
-opt="--model opt-6.7b --batch 1 --seq 512 --rates rates.txt --"
 opt175="--model opt-175b --optimizer mezo --resident-blocks 0 --batch 1 --seq 2048 --host-memory 2000G --"
 published="$opt175 --rates rates.txt --"
 eight_b="--model llama3.1-8b --batch 1 --seq 2048 --rates rates.txt --"
@@ -56,21 +55,16 @@ make_files() {
     cp text.txt text.jsonl
     cp text.txt mixed_a.txt
     (printf 'x\000' && cat text.txt) >nul.txt
-    (printf '\037\213\010\000' && cat text.txt) >text.gz
     printf '\377\376{\000' >utf16.jsonl
     for i in $(seq 29); do echo '{"prompt": "a", "completion": " b"}'; done >held_out.jsonl
     (printf '\357\273\277 \n' && head -n 12 held_out.jsonl) >named
-    for name in named.json NAMED.JSONL named.txt mixed_b.txt; do cp named $name; done
+    for name in named.txt mixed_b.txt; do cp named $name; done
     (echo '['; sed '$!s/$/,/' held_out.jsonl; echo ']') >array.json
     printf '{"text": "fine"}\n{"text": "broken}\n' >broken.jsonl
     for i in 1 2; do echo '{"prompt": "a", "choices": ["b", "c"], "answer": 0}'; done >questions.jsonl
-    echo '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}' >chat.jsonl
     printf 'good\t0\nbad\t1\n' >labelled.tsv
 
     damaged cut_model model.safetensors head -c 20000 whole/model.safetensors
-    damaged other_shape config.json sed 's/"n_embd": *32/"n_embd": 48/' whole/config.json
-    damaged bad_config config.json echo '{'
-    damaged bad_vocab vocab.json echo '{"a": 1'
     damaged only_json tokenizer.json echo '{"added_tokens": []}'
     echo x >only_json/tokenizer.model  # the reason is the other's
     rm only_json/vocab.json only_json/merges.txt
@@ -78,9 +72,7 @@ make_files() {
     rm wide/merges.txt
     damaged nan model.safetensors weights '~~~~'  # 8e37, of which layers make infinity
     damaged large_numbers model.safetensors weights '\377\377\177\177'
-    damaged thousands model.safetensors weights HHHH
     sed '20s/./x/' text.txt >edited.txt
-    (cat edited.txt && echo more) >grown.txt
     mkdir -p died models--o--m/snapshots/5eed models--o--m/snapshots/1dea models--o--m/refs models--o--n/snapshots
     printf 5eed >models--o--m/refs/main
     cp whole/*.* models--o--m/snapshots/5eed
@@ -95,11 +87,8 @@ make_files() {
     echo x >slides/tokenizer.model
     "$cpu" --model nano --vocab 600 --tokenizer bytes --steps 0 --out large
     "$cpu" $little --steps 0 -- --vocab 50257 --out gpt2_size
-    cp -r gpt2_size gpt2_size2
-    rm gpt2_size2/merges.txt
     cp "$top/dev/test/fixtures/tokenizer/merges.txt" merges_only
     printf 'the king is the king of the sea\n%.0s' 1 2 3 4 5 6 7 8 9 >king.txt
-    echo '{"prompt": "the", "completion": " king"}' >king.jsonl
     # a token that the model does not know is refused where a text has it
     "$cpu" $small --data king.txt --tokenizer "$spaced" --vocab 2005 --steps 1 --out padded
     sed 's/^{/{"added_tokens_decoder": {"2005": {"content": "[PAD]"}}, /' "$spaced/tokenizer_config.json" \
@@ -136,7 +125,6 @@ tuned_by_scripts() {
     echo 'train_gpt2 build/ask:' >tune/Makefile
     echo 'echo "fetched: $*"' >tune/dev/data/model.sh
     for name in x.json x.jsonl "my file.txt"; do lines 1 >"$name"; done
-    printf '%s' "$(lines 2)" >two.jsonl
     for n in 100 1000; do lines $n >lines$n.jsonl; done
     echo '[{"instruction": "Add.", "input": "2 + 2", "output": "4"}]' >alpaca.json
     printf '{"n_layer": 2,\n  "n_positions": 64,\n "n_head": 1}\n' >at64/config.json
@@ -144,8 +132,6 @@ tuned_by_scripts() {
     echo '{"n_layer": 2, "n_positions":1024, "n_head": 1}' >at1024/config.json
     echo '{"n_layer":1}' >at0/config.json
     printf 'prompt,completion\nHi,"Hello, you"\n' >qa.csv
-    printf 'Hi\tHello\n' >qa.jsonl
-    printf '\037\213\010\0' >x.gz
     printf 'PAR1\025\004' >x.parquet
 
     echo 'echo "$@"' | stands_in say
