@@ -44,7 +44,7 @@ static float *zeros(const GPT2Config *c) {
 // Files as others write them: the tensors that we write ourselves, whose names and layouts
 // test_gpt2.c holds against the reference's files, with other prefixes, types and company. Element
 // i of the tensor with this name (without any prefix) is a multiple of 1/1024 that fp16 holds
-// exactly; hf_roundtrip.py has the same rule.
+// exactly; the fixtures have the same rule.
 
 static float hf_value(const char *name, size_t i) {
     uint32_t h = 0;
@@ -256,7 +256,7 @@ static void test_load_others(void) {
     check_refused(in_base("empty"), &c, "and there is no model.safetensors");
 }
 
-// Written by dev/test/hf_roundtrip.py --fixtures with transformers' save_pretrained(): OPT in fp16
+// Written by transformers' save_pretrained() (in dev/test/fixtures/hf): OPT in fp16
 // in several shards, GPT-2 in fp32 as the base model (no prefix). Named by its directory, and by a
 // file.
 static void test_load_fixtures(void) {
