@@ -43,6 +43,7 @@ refuses unpickle_two_outputs 2 'exists' sh -c '"$1" both pickled >both' - "$unpi
 ln -s /dev/null device  # (by this name only the link is lost if it is replaced)
 check one_device_is_no_file sh -c '"$1" -o device <table && "$1" </dev/null >/dev/null 2>why
     grep -q "is empty" why && test -L device && test -c device' - "$plot"
+check to_a_pipe sh -c '"$1" table -o /dev/stdout | grep -q "^</svg>"' - "$plot"
 
 # Nothing is left where the new file cannot be made.
 printf 'a\tb\nx\t-1\n' >bad
