@@ -3,9 +3,8 @@
 # of tide/ stand on each other in one order, there are not more lines than agreed, lines
 # have at most 100 columns, train_gpt2.cu's table of events has the calls that there are, what the docs
 # run as scripts/NAME.sh is executable, README.md is a page, and doc/tour.md's table
-# of files has the lines that there are, within a tenth. --graph draws what includes what, files above
-# what they include, and needs dot (graphviz); --write puts today's lines into the table.
-# usage: sh dev/test/sources/test_house.sh [--graph >graph.svg | --write]   (from the top of the repository)
+# of files has the lines that there are, within a tenth. --write puts today's lines into the table.
+# usage: sh dev/test/sources/test_house.sh [--write]   (from the top of the repository)
 set -u
 export LC_ALL=C
 work=$(mktemp -d) || exit 1
@@ -22,10 +21,6 @@ for f in train_gpt2.c train_gpt2.cu $files; do
         echo "$f $(realpath -m --relative-to=. "$(dirname "$f")/$to")"
     done
 done >"$work/includes"
-if [ "${1-}" = --graph ]; then
-    sed 's/\(.*\) \(.*\)/"\1" -> "\2"/; 1s/^/digraph { /; $s/$/ }/' "$work/includes" | tred | dot -Tsvg
-    exit
-fi
 
 if [ "${1-}" = --write ]; then
     while IFS= read -r line; do
