@@ -64,22 +64,6 @@ printf '{"text": "a good line of text"}\n{"text": 1}\n' >late.jsonl
 refuses late 2 'late.jsonl:2' "$tokenize" --out t --shard-tokens 4 late.jsonl
 check no_shard_is_left sh -c '! ls t_* 2>/dev/null'
 
-# --- descriptors that are closed -----------------------------------------------------------------
-
-# closed NAME FILE COMMAND...: works without a standard output, or with no descriptor at all, though
-# the file that is opened first would be descriptor 1; FILE is the same then
-closed() {
-    name=$1 file=$2
-    shift 2
-    rm -f "$file"
-    "$@" >closed.out && cp "$file" open
-    rm -f "$file"
-    check "${name}_without_an_output" sh -c 'file=$1; shift; "$@" >&- && cmp "$file" open' - "$file" "$@"
-    rm -f "$file"
-    check "${name}_without_any" sh -c 'file=$1; shift; "$@" <&- >&- 2>&-; cmp "$file" open' - "$file" "$@"
-}
-closed unpickle new "$unpickle" new pickled  # (they begin alike)
-rm new
 "$tokenize" --out open text >/dev/null
 
 # --- what is no input ----------------------------------------------------------------------------
