@@ -34,25 +34,21 @@ zo_fetch: stream_sync(g->compute) :: cudaFree() waits for both streams, too
 zo_fetch: stream_sync(g->out) :: so it does
 END
 
-# Rows of test_zero_gpu, each of which is several processes; of the others all.
-configs_of() { case $1 in test_zero_gpu*) echo some ;; *) echo all ;; esac; }
+# rows_of PROGRAM: of test_zero_gpu, whose rows are several processes each, some
+rows_of() { case $1 in test_zero_gpu*) echo some ;; *) echo all ;; esac; }
 
 # hashes PROGRAM SCHEDULE
 hashes() {
+    [ "$(rows_of "$1")" = all ] || export EMU_PROTECT=0  # it takes three times as long
     for p in "$1" "${1}_fp32"; do
-        for k in $(configs_of "$p"); do
-            [ "$k" = all ] || export EMU_PROTECT=0  # it takes three times as long
-            EMU_SCHED=$2 timeout 300 "$bin/emu/$p" --config "$k" 3 2>&1
-        done
+        EMU_SCHED=$2 timeout 300 "$bin/emu/$p" --config "$(rows_of "$1")" 3 2>&1
     done
 }
 
 # sanitize PROGRAM
 sanitize() {
     for p in "$1" "${1}_fp32"; do
-        for k in $(configs_of "$p"); do
-            EMU_RACECHECK=0 timeout 900 "$bin/tsan/$p" --config "$k" 2 || return
-        done
+        EMU_RACECHECK=0 timeout 900 "$bin/tsan/$p" --config "$(rows_of "$1")" 2 || return
     done
 }
 
