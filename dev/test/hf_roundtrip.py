@@ -2,14 +2,13 @@
 """Cross-check of tide/files/hf.h with Hugging Face transformers. Needs torch and transformers; it is
 not part of `make test`, which has fixtures that transformers wrote (dev/test/fixtures/hf).
 
-    dev/test/hf_roundtrip.py [--trainer ./train_gpt2]   transformers -> tide -> transformers
+    dev/test/hf_roundtrip.py [TRAINER]      transformers -> tide (./train_gpt2) -> transformers
 
 The round trip saves small models of all families with random weights (tied and untied; fp32, fp16,
 bf16; one file, shards, the base model without prefix), has the trainer load and save each, and
 wants back the same tensors with no key missing or unexpected. In fp32 check.py also
 compares the trainer's reference dump with PyTorch: loss, logits and every gradient.
 """
-import argparse
 import itertools
 import os
 import subprocess
@@ -123,11 +122,9 @@ def round_trip(trainer, work):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trainer", default=os.path.join(HERE, "..", "..", "train_gpt2"))
-    options = parser.parse_args()
+    trainer = os.path.join(HERE, "..", "..", "train_gpt2")
     with tempfile.TemporaryDirectory() as work:
-        round_trip(options.trainer, work)
+        round_trip(sys.argv[1] if len(sys.argv) > 1 else trainer, work)
 
 
 if __name__ == "__main__":

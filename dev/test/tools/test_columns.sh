@@ -30,11 +30,7 @@ nan='\000\000\300\177'
 # reads NAME FILE LINE: a line of the table in FILE, spaces aside
 reads() {
     tr -s ' ' <"$2" | sed 's/^ //' >reads.out
-    if grep -qxF -e "$3" reads.out; then echo "ok $1"
-    else
-        cat "$2"
-        fail "$1" "no line: $3"
-    fi
+    check "$1" grep -xF -e "$3" reads.out
 }
 
 # --- hand-made gradients -------------------------------------------------------------------------

@@ -72,8 +72,6 @@ cp c13/model.bin hub/facebook/opt-350m/resolve/main/pytorch_model.bin
 mkdir g && cp c13/model.bin g/pytorch_model.bin
 check your_own_pickle_is_converted fetch opt-350m g
 check and_stays cmp g/pytorch_model.bin c13/model.bin
-model opt-30b
-check no_weights_is_told fails 'no weights that are known' opt-30b f
 for name in opt-350 ../x a/b/c; do
     refuses "no_model_$name" 1 "no model '$name'" sh "$top/dev/data/model.sh" "$name" i
 done
