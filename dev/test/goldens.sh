@@ -18,22 +18,28 @@ tiny="--layers 3 --heads 2 --channels 64 --context 32 --batch 2 --seq 32 --eval-
     --eval-every 3 --lr 3e-3 --warmup 0 --save-every 0 --"
 
 hash() { sha256sum "$@" | cut -c1-12; }
-# run PROGRAM STEPS OPTIONS: one line
-run() {
-    program=$1 steps=$2
-    shift 2
-    echo "$program $*" | grep -q -- "$pattern" || return 0
+# golden COMMAND NAME STEPS OPTION...: one line
+golden() {
+    command=$1 name=$2 steps=$3
+    shift 3
+    echo "$name $*" | grep -q -- "$pattern" || return 0
     rm -rf "$work/out"
     # shellcheck disable=SC2086
-    if "./$program" --data "$work/text" --out "$work/out" $tiny --steps "$steps" -- "$@" \
-        >"$work/said" 2>"$work/err"; then
-        sed 's/.*"step":\([0-9]*\).*"\(val_loss\|loss\)":\([^,}]*\)\(,"grad_norm":\([^,}]*\)\)*.*/\1 \2 \3 \5/' \
-            "$work/out/log.jsonl" | grep '^[0-9]* [a-z]' >"$work/losses"
-        echo "$program $*: losses $(hash <"$work/losses") weights $(hash <"$work/out/model.safetensors")"
+    if $command --data "$work/text" --out "$work/out" $tiny --steps "$steps" -- "$@" >"$work/said" 2>"$work/err"; then
+        losses "$work/out/log.jsonl" >"$work/losses"
+        echo "$name $*: losses $(hash <"$work/losses") weights $(hash <"$work/out/model.safetensors")"
     else
-        echo "$program $*: refused: $(head -n 1 "$work/err")"
+        echo "$name $*: refused: $(grep -m 1 tide "$work/err")"
     fi
 }
+losses() {
+    case $name in
+        ranks*) grep -o '"\(val_loss\|loss\|grad_norm\)":[^,}]*' "$1" ;;
+        *) sed 's/.*"step":\([0-9]*\).*"\(val_loss\|loss\)":\([^,}]*\)\(,"grad_norm":\([^,}]*\)\)*.*/\1 \2 \3 \5/' "$1" |
+            grep '^[0-9]* [a-z]' ;;
+    esac
+}
+run() { golden "./$1" "$@"; }
 plan() {
     echo "plan $*" | grep -q -- "$pattern" || return 0
     ./train_gpt2emu --plan --data "$work/text" --rates scripts/rates/rtx4090_desktop.txt "$@" \
@@ -74,19 +80,11 @@ run train_gpt2emu 5 --precision fp16 --offload interleave --stride 2 --subgroup 
 run train_gpt2emu 5 --precision fp16 --offload zenflow --zen-window 2 --accum 2
 run train_gpt2emu 4 --precision fp16 --optimizer mezo --lr 1e-3
 run train_gpt2emu 4 --precision fp16 --optimizer mezo --lr 1e-3 --resident-blocks 0
-# ranks: one line per number of processes and stage
+# ranks WORLD OPTION...: on so many
 ranks() {
     world=$1
     shift
-    echo "ranks $world $*" | grep -q -- "$pattern" || return 0
-    rm -rf "$work/out"
-    # shellcheck disable=SC2086
-    if sh scripts/launch.sh "$world" ./train_gpt2emu --data "$work/text" --out "$work/out" $tiny \
-        --steps 4 -- "$@" >"$work/said" 2>&1; then
-        grep -o '"\(val_loss\|loss\|grad_norm\)":[^,}]*' "$work/out/log.jsonl" >"$work/losses"
-        echo "ranks $world $*: losses $(hash <"$work/losses") weights $(hash <"$work/out/model.safetensors")"
-    else echo "ranks $world $*: refused: $(grep -m 1 tide "$work/said")"
-    fi
+    golden "sh scripts/launch.sh $world ./train_gpt2emu" "ranks $world" 4 "$@"
 }
 for stage in 1 2 3; do
     ranks 2 --zero $stage

@@ -1,19 +1,16 @@
 #!/usr/bin/env python3
 """Cross-check of tide/files/hf.h with Hugging Face transformers. Needs torch and transformers; it is
-not part of `make test`, which has fixtures that this script wrote.
+not part of `make test`, which has fixtures that transformers wrote (dev/test/fixtures/hf).
 
-    dev/test/hf_roundtrip.py [--trainer ./train_gpt2]   transformers -> tide -> transformers
-    dev/test/hf_roundtrip.py --fixtures                 rewrites dev/test/fixtures/hf
+    dev/test/hf_roundtrip.py [TRAINER]      transformers -> tide (./train_gpt2) -> transformers
 
 The round trip saves small models of all families with random weights (tied and untied; fp32, fp16,
 bf16; one file, shards, the base model without prefix), has the trainer load and save each, and
 wants back the same tensors with no key missing or unexpected. In fp32 check.py also
 compares the trainer's reference dump with PyTorch: loss, logits and every gradient.
 """
-import argparse
 import itertools
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -57,33 +54,6 @@ def make_model(family, layers, heads, channels, ffn, context, vocab, tied=True):
                        eos_token_id=0, pad_token_id=None, dropout=0.0, attention_dropout=0.0,
                        tie_word_embeddings=tied)
     return OPTForCausalLM(config)
-
-
-def fixture_value(name, count):
-    """hf_value() of test_checkpoint.c: multiples of 1/1024 that fp16 holds exactly."""
-    h = 0
-    for byte in name.encode():
-        h = (h * 31 + byte) % 2**32
-    return ((h % 2001 + 37 * torch.arange(count)) % 2001 - 1000).float() / 1024
-
-
-def write_fixtures(where):
-    for family in ("gpt2", "opt"):
-        model = make_model(family, 2, 2, 16, 40 if family == "opt" else None, 12, 67)
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                bare = name.removeprefix("transformer.").removeprefix("model.decoder.")
-                p.copy_(fixture_value(bare, p.numel()).view_as(p))
-        directory = os.path.join(where, family)
-        shutil.rmtree(directory, ignore_errors=True)
-        if family == "gpt2":
-            model.transformer.save_pretrained(directory)
-        else:
-            model.half().save_pretrained(directory, max_shard_size="10KB")
-        generation = os.path.join(directory, "generation_config.json")
-        if os.path.exists(generation):
-            os.remove(generation)
-        print(directory, sorted(os.listdir(directory)))
 
 
 def run(arguments):
@@ -152,15 +122,9 @@ def round_trip(trainer, work):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trainer", default=os.path.join(HERE, "..", "..", "train_gpt2"))
-    parser.add_argument("--fixtures", action="store_true")
-    options = parser.parse_args()
-    if options.fixtures:
-        write_fixtures(os.path.join(HERE, "fixtures", "hf"))
-        return
+    trainer = os.path.join(HERE, "..", "..", "train_gpt2")
     with tempfile.TemporaryDirectory() as work:
-        round_trip(options.trainer, work)
+        round_trip(sys.argv[1] if len(sys.argv) > 1 else trainer, work)
 
 
 if __name__ == "__main__":

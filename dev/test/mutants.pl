@@ -9,20 +9,13 @@ lines("tide/base/util.h");
 my ($first) = grep { $is{"tide/base/util.h"}[$_] =~ /^#include/ } 0 .. 99;
 $is{"tide/base/util.h"}[$first] .= '
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 static int mutant_chosen;
 __attribute__((constructor)) static void mutant_choose(void) {
     const char *text = getenv("MUTANT");
     mutant_chosen = text == NULL ? 0 : atoi(text);
 }
 static inline bool mutant(int n) { return n == mutant_chosen; }
-static inline uint16_t f32_to_fp16(float f) {
-    uint32_t x;
-    memcpy(&x, &f, 4);
-    return (uint16_t)((x >> 16 & 0x8000) | ((x >> 13) - (112 << 10) & 0x7fff));
-}
 ';
 for (my $n = 1; my $line = <STDIN>; $n++) {
     next if $line =~ /^#| :: ptx :: /;  # no source

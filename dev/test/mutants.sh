@@ -1,14 +1,11 @@
 #!/bin/sh
-# Do the tests of offloading, of importance-aware updates, of zeroth-order training and of several
-# GPUs notice a mistake? First, each call that orders a step (a wait, a record, a copy, work for the
-# host: sites.cuh) is left out, by its place, in every program that comes by. Then, each line of
-# mutants.list is a mistake in the sources of the trainers: a buffer is used too early, a sum not
-# reset. test_placement, or test_zo_gpu for those of zo*, test_zenflow_gpu for those whose name has
-# "zen", test_zero_gpu for "zero", test_kernels for the layers' kernels, test_gpt2 for the layers on
-# the CPU, test_tokenizer for "text", test_chat for "chat", test_rehearsal and test_offload for "choice", test_model or test_attention for "cache", is built with all of them and runs with one at a time (MUTANT=N).
-# Each mistake must be noticed: by other bits under a schedule of the emulated GPU (prio:0, prio:1,
-# lazy), by a test's own checks (test), or by ThreadSanitizer (tsan). Those of "zero run" are in the
-# trainer's loop, and must fail test_cli_zero.sh (cli); those of "chat run" test_cli_chat.sh. Those of "ptx" are for mutants_ptx.sh.
+# Is each mistake noticed? First, each call that orders a step (a wait, a record, a copy, work for the
+# host: sites.cuh) is left out, by its place, in the tests of the four ways to train on a GPU. Then, each
+# line of mutants.list is a mistake in the sources: a buffer is used too early, a sum not reset. The
+# test that test_of() names is built with all of them and runs with one at a time (MUTANT=N). A mistake
+# is noticed by other bits under a schedule of the emulated GPU (prio:0, prio:1, lazy), by a test's own
+# checks (test), by ThreadSanitizer (tsan), or at the command line (cli). Those of "ptx" are for
+# mutants_ptx.sh.
 # usage: sh dev/test/mutants.sh [places|list|ptx] [PATTERN] (from the top, after make test; ALL=1:
 #                                          every way that each is noticed, not only the first)
 set -u
@@ -37,25 +34,21 @@ zo_fetch: stream_sync(g->compute) :: cudaFree() waits for both streams, too
 zo_fetch: stream_sync(g->out) :: so it does
 END
 
-# Rows of test_zero_gpu, each of which is several processes; of the others all.
-configs_of() { case $1 in test_zero_gpu*) echo some ;; *) echo all ;; esac; }
+# rows_of PROGRAM: of test_zero_gpu, whose rows are several processes each, some
+rows_of() { case $1 in test_zero_gpu*) echo some ;; *) echo all ;; esac; }
 
 # hashes PROGRAM SCHEDULE
 hashes() {
+    [ "$(rows_of "$1")" = all ] || export EMU_PROTECT=0  # it takes three times as long
     for p in "$1" "${1}_fp32"; do
-        for k in $(configs_of "$p"); do
-            [ "$k" = all ] || export EMU_PROTECT=0  # it takes three times as long
-            EMU_SCHED=$2 timeout 300 "$bin/emu/$p" --config "$k" 3 2>&1
-        done
+        EMU_SCHED=$2 timeout 300 "$bin/emu/$p" --config "$(rows_of "$1")" 3 2>&1
     done
 }
 
 # sanitize PROGRAM
 sanitize() {
     for p in "$1" "${1}_fp32"; do
-        for k in $(configs_of "$p"); do
-            EMU_RACECHECK=0 timeout 900 "$bin/tsan/$p" --config "$k" 2 || return
-        done
+        EMU_RACECHECK=0 timeout 900 "$bin/tsan/$p" --config "$(rows_of "$1")" 2 || return
     done
 }
 
@@ -70,28 +63,34 @@ cli() {
     grep -q '^ok' "cli.$MUTANT" && ! grep -q '^FAIL' "cli.$MUTANT"
 }
 
-# A test of layers, in all types, or one that trains, in two.
-tests() {
+# files_of PROGRAM: what of it is built
+files_of() {
     case $1 in
-        test_gpt2 | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | test_offload)
-            timeout 900 "$bin/test/$1" ;;
-        test_kernels)
-            for t in "$1" test_model_fp32 test_gpt2cu_fp32; do
-                timeout 900 "$bin/emu/$t" || return
-            done ;;
-        test_attention) timeout 900 "$bin/emu/$1" ;;
-        test_model) timeout 900 "$bin/emu/$1" --texts && timeout 900 "$bin/emu/${1}_fp32" --texts ;;
-        *) timeout 900 "$bin/emu/$1" && timeout 900 "$bin/emu/${1}_fp32" ;;
+        train_*) echo "$1" ;;
+        test_kernels) echo "build/emu/$1 build/emu/test_model_fp32 build/emu/test_gpt2cu_fp32" ;;
+        test_attention) echo "build/emu/$1" ;;
+        test_model) echo "build/emu/$1 build/emu/${1}_fp32" ;;
+        test_placement | test_z*_gpu) for f in emu tsan; do echo "build/$f/$1 build/$f/${1}_fp32"; done ;;
+        *) echo "build/test/$1" ;;
     esac
+}
+trains() { case $(files_of "$1") in *build/tsan*) true ;; *) false ;; esac; }
+
+tests() {
+    for built in $(files_of "$1"); do
+        case $built in
+            build/tsan/*) ;;
+            *test_model*) timeout 900 "$bin/../$built" --texts || return ;;
+            *) timeout 900 "$bin/../$built" || return ;;
+        esac
+    done
 }
 
 # Says how mistake N is noticed, by a test.
 try() {
     case $2 in
-        train_gpt2 | train_gpt2emu) ways=cli ;;
-        test_gpt2 | test_kernels | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | \
-            test_offload | test_model | test_attention) ways=test ;;
-        *) ways="prio:0 prio:1 lazy test tsan" ;;
+        train_*) ways=cli ;;
+        *) trains "$2" && ways="prio:0 prio:1 lazy test tsan" || ways=test ;;
     esac
     for way in $ways; do
         case $way in
@@ -125,8 +124,8 @@ bin=$here/build
 cd "$work" || exit 1
 for program in test_placement test_zenflow_gpu test_zo_gpu test_zero_gpu; do
     [ "$only" != list ] || break
-    (cd "$here" && make -s build/emu/$program build/emu/${program}_fp32 build/tsan/$program \
-        build/tsan/${program}_fp32) >log 2>&1 || { cat log; exit 1; }
+    # shellcheck disable=SC2046  # names are words
+    (cd "$here" && make -s $(files_of $program)) >log 2>&1 || { cat log; exit 1; }
     TIDE_SITES=$work/places.$program hashes $program eager >"hashes.$program"
     touch "places.$program" places.known
     # what opens and closes is not of a step
@@ -189,27 +188,15 @@ test_of() {
 }
 programs=$(grep -v '^#' list | grep -F -- "${1:-}" | while read -r line; do test_of "$line"; done |
            sort -u)
-for program in $(for p in $programs; do
-        case $p in
-            train_gpt2 | train_gpt2emu) echo $p ;;
-            test_gpt2 | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | test_offload)
-                echo build/test/$p ;;
-            test_kernels) echo build/emu/$p build/emu/test_model_fp32 build/emu/test_gpt2cu_fp32 ;;
-            test_attention) echo build/emu/$p ;;
-            test_model) echo build/emu/$p build/emu/${p}_fp32 ;;
-            *) echo "build/emu/$p build/emu/${p}_fp32 build/tsan/$p build/tsan/${p}_fp32" ;;
-        esac
-    done); do
-    make -s -o tide/base/util.h -o build/emu/cpu_reference.o -o build/tsan/cpu_reference.o $program >log 2>&1 ||
-        { cat log; exit 1; }
-done
-
 for program in $programs; do
+    # shellcheck disable=SC2046  # names are words
+    make -s -o tide/base/util.h -o build/emu/cpu_reference.o -o build/tsan/cpu_reference.o \
+        $(files_of $program) >log 2>&1 || { cat log; exit 1; }
     case $program in
-        train_gpt2 | train_gpt2emu) ;;
-        test_gpt2 | test_kernels | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | \
-            test_offload | test_model | test_attention) tests "$program" >log 2>&1 || { cat log; exit 1; } ;;
-        *) hashes "$program" eager >"hashes.$program" ;;
+        train_*) ;;
+        *) if trains $program; then hashes "$program" eager >"hashes.$program"
+           else tests "$program" >log 2>&1 || { cat log; exit 1; }
+           fi ;;
     esac
 done
 number=0

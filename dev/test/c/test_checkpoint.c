@@ -37,7 +37,7 @@ static float *zeros(const GPT2Config *c) {
 // Loading
 
 // The value of element i of the tensor with this name (without any prefix) in a fixture: a multiple
-// of 1/1024 that fp16 holds exactly; hf_roundtrip.py has the same rule.
+// of 1/1024 that fp16 holds exactly.
 static float hf_value(const char *name, size_t i) {
     uint32_t h = 0;
     for (const char *s = name; *s != '\0'; s++) h = h * 31 + (unsigned char)*s;
@@ -192,7 +192,7 @@ static void test_load_refuses(void) {
     }
 }
 
-// Written by dev/test/hf_roundtrip.py --fixtures with transformers' save_pretrained(): OPT in fp16
+// Written by transformers' save_pretrained() (in dev/test/fixtures/hf): OPT in fp16
 // in several shards, GPT-2 in fp32 as the base model (no prefix). Saved again, each tensor has the
 // values of its name.
 static void test_load_fixtures(void) {

@@ -3,9 +3,8 @@
 # of tide/ stand on each other in one order, there are not more lines than agreed, lines
 # have at most 100 columns, train_gpt2.cu's table of events has the calls that there are, what the docs
 # run as scripts/NAME.sh is executable, README.md is a page, and doc/tour.md's table
-# of files has the lines that there are, within a tenth. --graph draws what includes what, files above
-# what they include, and needs dot (graphviz); --write puts today's lines into the table.
-# usage: sh dev/test/sources/test_house.sh [--graph >graph.svg | --write]   (from the top of the repository)
+# of files has the lines that there are, within a tenth. --write puts today's lines into the table.
+# usage: sh dev/test/sources/test_house.sh [--write]   (from the top of the repository)
 set -u
 export LC_ALL=C
 work=$(mktemp -d) || exit 1
@@ -22,10 +21,6 @@ for f in train_gpt2.c train_gpt2.cu $files; do
         echo "$f $(realpath -m --relative-to=. "$(dirname "$f")/$to")"
     done
 done >"$work/includes"
-if [ "${1-}" = --graph ]; then
-    sed 's/\(.*\) \(.*\)/"\1" -> "\2"/; 1s/^/digraph { /; $s/$/ }/' "$work/includes" | tred | dot -Tsvg
-    exit
-fi
 
 if [ "${1-}" = --write ]; then
     while IFS= read -r line; do
@@ -89,18 +84,6 @@ long=$(LC_ALL=C.UTF-8 grep -nE '^.{101}' ./*.c ./*.h ./*.cu tide/*/* | cut -d: -
 # what is to be changed in the sources by a mutant is there (mutants.sh)
 stale=$(perl dev/test/mutants.pl --check <dev/test/mutants.list)
 [ -z "$stale" ] && echo "ok mutants_have_their_lines: $(grep -vc '^#' dev/test/mutants.list)" || echo "$stale"
-if [ "${ALL:-0}" = 1 ]; then  # and compiles: all of them are in one program
-    mkdir "$work/planted" && cp -r ./*.h ./*.c ./*.cu tide dev "$work/planted"
-    if (
-        cd "$work/planted" && perl dev/test/mutants.pl <dev/test/mutants.list &&
-            $CC -std=gnu11 -w -fopenmp -I. -fsyntax-only train_gpt2.c dev/test/c/*.c &&
-            $CXX -E -x c++ -std=c++17 -D__CUDACC__ -Idev/emu/include -include cuda_runtime.h \
-                dev/test/gpu/gpu_tests.cu | perl dev/emu/rewrite.pl >gpu_tests.ii &&
-            $CXX -std=c++17 -w -fopenmp -I. -fsyntax-only -x c++-cpp-output gpu_tests.ii
-    ) 2>"$work/err"; then echo "ok mutants_compile"
-    else echo "FAIL mutants_compile: $(grep -m 1 error "$work/err")"
-    fi
-fi
 
 # the table of streams and events, and the calls
 unlike=$(perl dev/test/sources/streams.pl train_gpt2.cu tide/gpu/*.cuh)

@@ -20,46 +20,34 @@ tensor() {
     header="{\"x\":{\"dtype\":\"$2\",\"shape\":[$3],\"data_offsets\":[0,$4]}}"
     { printf "\\$(printf %o ${#header})\\0\\0\\0\\0\\0\\0\\0"; printf %s "$header"; printf "$5"; } >"$1"
 }
-one='\000\000\200\077' nan='\000\000\300\177' inf='\000\000\200\177' zero='\000\000\000\000'
+one='\000\000\200\077' nan='\000\000\300\177' inf='\000\000\200\177'
 tensor one F32 2 8 "$one$one"
 tensor ulp F32 2 8 "$one"'\001\000\200\077'     # 1 + 2^-23
 tensor near F32 2 8 "$one"'\000\004\200\077'    # 1 + 2^-13, 1.2e-4
 tensor wide F32 2,2 16 '\000\000\200\104'"$one$one$one"  # 1024 first
 tensor widenear F32 2,2 16 '\000\000\200\104'"$one$one"'\000\004\200\077'
 tensor f64 F64 2 16 '\0\0\0\0\0\0\360\077\0\0\0\0\0\0\360\077'
-tensor bf16 BF16 2 4 '\200\077\200\077'
 tensor f16 F16 2 4 '\000\074\000\074'
 tensor nan F32 2 8 "$one$nan"
 tensor inf F32 2 8 "$one$inf"
 tensor infnear F32 2 8 '\000\004\200\077'"$inf"
-tensor zero F32 2 8 "$zero$zero"
 tensor f64ulp F64 2 16 '\0\0\0\0\0\0\360\077\001\0\0\0\0\0\360\077'  # 1 + 2^-52
 tensor i2 I32 2 8 '\377\000\000\000\010\000\000\000'
 tensor i1 I32 2 8 '\377\000\000\000\007\000\000\000'
 tensor i64 I64 2 16 '\377\0\0\0\0\0\0\0\007\0\0\0\0\0\0\0'
-tensor u8 U8 2 2 '\377\007'
-tensor empty F32 0 0 ''
 
-for case in "$fixtures"/*/; do
-    case=${case%/}
-    expect "same_${case##*/}" 0 '0 beyond' "$case/dump.safetensors" "$case/dump.safetensors"
-done
 dump=$fixtures/gpt2/dump.safetensors
 expect directories 0 '28 tensors: 28 identical' "$fixtures/gpt2" "$fixtures/gpt2/model.safetensors"
 expect all 0 'ok, identical' "$dump" "$dump" --all
-expect match 0 '^12 tensors' "$dump" "$dump" --match grad.transformer.h.1.
 expect other_model 1 'ONLY IN B' "$fixtures/gpt2" "$fixtures/opt"
 expect only_in_a 1 'ONLY IN A' "$fixtures/gpt2-untied" "$fixtures/gpt2"
 expect other_shapes 1 'SHAPE IN A (61, 16)' "$fixtures/gpt2" "$fixtures/gpt2-accum"
 
 expect rounding 0 '1 within' "ulp" "one"
-expect rounding_strict 1 'DIFFERS at \[1\]' "ulp" "one" --rtol 0 --atol 0
 expect beyond 1 '1.22e-04 *1.22e-04 *1.22e-04  DIFFERS at \[1\]' "near" "one"
-expect rtol 0 '1 within' "near" "one" --rtol 1.3e-4
 expect rtol_small 1 '1 beyond' "near" "one" --rtol 1.2e-4 --atol 0
 expect atol 0 '1 within' "near" "one" --rtol 0 --atol 1.3e-4
 expect norm_wise 0 '1.22e-04 *1.19e-07 *1.22e-04  ok at \[1,1\]' "widenear" "wide"
-expect reference_zero 1 'inf *inf  DIFFERS' "one" "zero"
 expect double_precision 1 'DIFFERS' "f64ulp" "f64" --rtol 1e-16 --atol 0
 expect other_width 0 '1 identical' "one" "f64"
 expect f16 0 '1 identical' "f16" "one"
@@ -69,19 +57,9 @@ expect inf_in_b 1 'NOT FINITE' "one" "inf" --rtol 1e300
 expect inf_hides_nothing 1 'DIFFERS at \[0\]' "infnear" "inf"
 expect integers 1 'DIFFERS at \[1\]' "i1" "i2" --rtol 1e9
 expect integer_widths 0 '1 identical' "i1" "i64"
-expect bytes_and_integers 0 '1 identical' "u8" "i64"
 expect other_kind 1 'ANOTHER KIND' "i1" "one"
-expect empty_tensor 0 '1 identical' "empty" "empty"
 
 head -c 20000 "$dump" >"cut"
 expect truncated 2 'cut' "cut" "$dump"
-check compare_one_line test "$(wc -l <out)" -eq 1
-expect missing_file 2 'No such file' "$dump" "absent"
-expect not_safetensors 2 'case.json' "$fixtures/gpt2/case.json" "$dump"
 expect no_match 2 'nothing to compare' "$dump" "$dump" --match nothing.
-expect help 0 'exit code' --help
-expect no_files 2 'usage'
-expect third_file 2 'one file too many' "$dump" "$dump" "$dump"
 expect unknown_option 2 'no such option: --rtoll' "$dump" "$dump" --rtoll 1
-expect no_value 2 'wants a value' "$dump" "$dump" --rtol
-expect bad_value 2 'must be 0 to' "$dump" "$dump" --rtol -1

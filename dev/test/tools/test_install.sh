@@ -30,48 +30,37 @@ unset CC CXX INSTALL MAKEFLAGS MAKELEVEL
 
 # A GPU that the kernels cannot run on counts as none, and make says so.
 mkdir gpus
-for gpu in "7.5, Tesla T4" "9.0, NVIDIA H200" "12.0, NVIDIA GeForce RTX 5090"; do
-    printf '#!/bin/sh\necho "%s"\n' "$gpu" >gpus/nvidia-smi
-    chmod +x gpus/nvidia-smi
-    PATH="$work/gpus:$PATH" make -n -C "$top" run NVCC=nvcc >run.said 2>&1
-    case $gpu in
-        7*) check an_old_gpu_is_said grep -q '^tide: GPU 7.5, Tesla T4: .* the CPU is used$' run.said
-            check and_not_used grep -q 'scripts/run.sh ./train_gpt2 *$' run.said ;;
-        *) check "gpu_${gpu%%.*}_is_used" grep -q 'scripts/run.sh ./train_gpt2cu *$' run.said ;;
-    esac
+for gpu in "7.5, Tesla T4" "12.0, NVIDIA GeForce RTX 5090"; do
+    printf '#!/bin/sh\necho "%s"\n' "$gpu" | program gpus/nvidia-smi
+    PATH="$work/gpus:$PATH" make -n -C "$top" run NVCC=nvcc >"run.${gpu%%.*}" 2>&1
 done
+check an_old_gpu_is_said grep -q '^tide: GPU 7.5, Tesla T4: .* the CPU is used$' run.7
+check and_not_used grep -q 'scripts/run.sh ./train_gpt2 *$' run.7
+check a_new_one_is_used grep -q 'scripts/run.sh ./train_gpt2cu *$' run.12
 
 says='no compiler found; this installs one, and so does INSTALL=1: sudo apt-get update && sudo apt-get install'
 make_it >said 2>&1
 check nothing_is_installed_unasked sh -c '[ "$1" -ne 0 ] && [ ! -s calls ]' - $?
 check the_line_is_said grep -q "^tide: $says -y .*gcc g++" said
-refuses in_one_line 2 "$says" env PATH="$work/bin" sh "$top/dev/install_compiler.sh" gcc
 check asked_for_it_is_done make_it INSTALL=1
 check by_sudo called "$by_sudo"
-check as_an_argument_too sh -c ': >calls; env PATH="$1/bin" make -s -C "$2" compiler INSTALL=1' - "$work" "$top"
 check root_may make_it WHO=0
 check without_sudo called "$done"
-make_it WHO=0 >said 2>&1
-check and_is_told grep -q '^no compiler found: apt-get update' said
 make_it WHO=0 INSTALL=0 >said 2>&1
-check root_may_say_no sh -c '[ "$1" -ne 0 ] && [ ! -s calls ] && grep -q "installs one" said' - $?
+check root_may_say_no sh -c '[ "$1" -ne 0 ] && [ ! -s calls ]' - $?
 refuses another_compiler_is_not_replaced 2 'icc is not there: install it, or name another' \
     env PATH="$work/bin" WHO=0 sh "$top/dev/install_compiler.sh" icc
 check and_nothing_was_called test ! -s calls
 # at a terminal
 if command -v script >/dev/null && script -qec true /dev/null </dev/null >/dev/null 2>&1; then
-    for answer in y n ''; do
+    for answer in y n; do
         : >calls
         echo "$answer" | script -qec "env PATH='$work/bin' sh '$top/dev/install_compiler.sh' gcc" /dev/null >said
         case $answer in y) want=$by_sudo ;; *) want='' ;; esac
-        check "at_a_terminal_the_answer_is_${answer:-nothing}" called "$want"
+        check "at_a_terminal_the_answer_is_$answer" called "$want"
     done
-    check it_is_asked grep -q 'Run it?' said
 else echo "skip at_a_terminal: no script(1) on this machine"
 fi
 rm bin/sudo
 refuses without_sudo_it_is_roots 2 'root can install one: apt-get update' env PATH="$work/bin" INSTALL=1 \
     sh "$top/dev/install_compiler.sh" g++
-rm bin/apt-get
-refuses elsewhere_it_is_only_said 2 'install gcc and g++ (or clang), and make' env PATH="$work/bin" WHO=0 \
-    sh "$top/dev/install_compiler.sh" gcc
