@@ -215,6 +215,9 @@ static void run_find_best(Run *r) {
         memset(b, 0, sizeof *b);
         r->best_is_out = false;
     }
+    struct stat s;
+    if (lstat(best, &s) == 0 && S_ISLNK(s.st_mode))
+        die("%s is a link: move it away, or what it leads to would be overwritten", best);
     if (!make_directories(best)) die("%s: %s", best, strerror(errno));
     run_save_tokenizer(r, best);
 }

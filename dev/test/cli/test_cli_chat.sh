@@ -57,7 +57,6 @@ yes, BLUE
 code 0'
 check lines_end_as_on_windows_and_empty_ones_are_none test \
     "$(printf 'colour of sea?\r\n\n  \nsure?' | answers "$cpu")" = "$two"
-check a_turn_of_two_lines_has_one_answer test "$(printf 'colour of sea?\\\n\nsure?\n\\\n \n' | answers "$cpu" | wc -l)" = 3
 check an_answer_that_is_cut_is_marked sh -c 'printf "colour of sea?\n" | "$0" --model tuned --chat --temperature 0 --sample-tokens 1 \
     2>&1 | grep -qx "tide: the answer was cut here, after 1 token (--sample-tokens)"' "$cpu"
 

@@ -73,12 +73,8 @@ make_files() {
     damaged nan model.safetensors weights '~~~~'  # 8e37, of which layers make infinity
     damaged large_numbers model.safetensors weights '\377\377\177\177'
     sed '20s/./x/' text.txt >edited.txt
-    mkdir -p died models--o--m/snapshots/5eed models--o--m/snapshots/1dea models--o--m/refs models--o--n/snapshots
-    printf 5eed >models--o--m/refs/main
-    cp whole/*.* models--o--m/snapshots/5eed
-    cp -r models--o--m/snapshots/5eed models--o--n/snapshots
+    mkdir -p died adapter poor/proc poor/sys/fs/cgroup contained/sys/fs/cgroup merges_only
     cp whole/log.jsonl whole/.lock died
-    mkdir -p adapter poor/proc poor/sys/fs/cgroup contained/sys/fs/cgroup merges_only
     echo '{}' >adapter/adapter_config.json
     printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n' >model.gguf
     "$cpu" $small --model mistral-7b --kv-heads 1 --steps 0 --out slides

@@ -84,6 +84,8 @@ static const struct {
     "chunks --precision fp32 --accum 2 --clip 0.05 sizes --offload interleave --share 1 "
         "--subgroup 4096 --slots 1 places=3 --grad-wire fp32 tight=1 --moments bf16 streamed=1 "
         "ring=3",
+    // the MLP takes turns, of which one is in memory
+    "chunks --recompute block --clip 0.05 sizes evaluates --offload zero streamed=2",
     // inputs of layers leave, and nothing else
     "deep --accum 3 --activations host --clip 0.05 sizes evaluates",
     // masters in bf16: residents, visitors and the CPU's; sums; weights on the host
@@ -106,6 +108,7 @@ static const struct {
     "llama ranks=2 --zero 3 --accum 2 --recompute light --clip 0.05 evaluates --offload interleave "
         "--share 0.5 tight=1 streamed=2",
     "llama ranks=2 --zero 3 --master bf16 --clip 0.05 --offload interleave --share 0.5 streamed=2",
+    "chunks ranks=2 --zero 3 --recompute block --accum 2 --clip 0.05",
     }},
     {"test_zenflow_gpu", 30, 6, {"five|odd|wide|one", "--precision bf16|--precision fp32",
      "|--accum 2", "--recompute none|--recompute block|--activations host", "--clip 0.05|--clip 0",
