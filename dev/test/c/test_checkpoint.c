@@ -113,7 +113,8 @@ static float *save_first(const GPT2Config *c, bool bf16) {
         for (size_t i = 0; i < x->rows * x->cols; i++)
             arena[x->offset + i] = (float)((x->offset + i * 37) % 255) / 128 - 1;
     if (!c->tied)  // a head that could be tied
-        memcpy(arena + t.tensors[t.count - 1].offset, arena, c->vocab * c->channels * sizeof *arena);
+        memcpy(arena + t.tensors[t.count - 1].offset, arena,
+               c->vocab * c->channels * sizeof *arena);
     CHECK(save_model(in_base("first"), c, arena, false, no_ends, NULL)
           && save_model(in_base("plain"), c, arena, bf16, no_ends, NULL), "%s", err.text);
     gpt2_table_free(&t);

@@ -363,8 +363,8 @@ static Model *task_model(void) {
     return g;
 }
 
-// A new run, which has the first values of one process, and three steps. Resumed, it has all that it
-// had; and it loads its weights for others.
+// A new run, which has the first values of one process, and three steps. Resumed, it has all that
+// it had; and it loads its weights for others.
 static int save_three(void) {
     Model *g = task_model();
     Run *r = ranks_run(g, task.out);

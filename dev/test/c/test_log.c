@@ -69,13 +69,13 @@ static void resuming_cuts_the_log_back(void) {
         CHECK(l.train.count == rows[i].losses && l.val.count == rows[i].vals, "%zu", i);
     }
     log_eval(&l, 3, 2.5, 0.5);
-    CHECK(file_has("log.jsonl", "3.75}\n{\"step\":3,\"val_loss\":2.5,\"val_accuracy\":0.5}\n"), "-");
+    CHECK(file_has("log.jsonl", "}\n{\"step\":3,\"val_loss\":2.5,\"val_accuracy\":0.5}\n"), "-");
     CHECK(l.train.count == 2 && l.val.count == 2, "%zu", l.train.count);
     end();
 }
 
-// A full disk costs lines, which the first of them is said, and leaves none that is torn. A plot, or
-// a log that is cut back, which cannot be written leaves the old file. What is no file is named.
+// A full disk costs lines, of which the first is said, and leaves none that is torn. A plot, or a
+// log that is cut back, which cannot be written leaves the old file. What is no file is named.
 static void a_full_disk_costs_lines(void) {
     begin_anew();
     for (size_t i = 1; i <= 100; i++) step(i, 100, 1);

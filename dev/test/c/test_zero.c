@@ -1,6 +1,6 @@
 // test_zero.c: who owns what (zero.h), for presets and random models on 1 to 9 and on 64 ranks: the
-// shards of all ranks are the model, once. (Pieces of what a rank owns: test_offload.c. The order of
-// the gradient norm's blocks: test_zero_gpu.cu.)
+// shards of all ranks are the model, once. (Pieces of what a rank owns: test_offload.c. The order
+// of the gradient norm's blocks: test_zero_gpu.cu.)
 #include "../../../zenflow.h"
 #include "../../../zero.h"
 #include "../test.h"
@@ -73,9 +73,9 @@ static void check_partition(const GPT2Table *t, size_t layers, size_t world, boo
             const size_t begin = zero_begin(t, s, world, r, rows);
             const size_t end = zero_begin(t, s, world, r + 1, rows);
             CHECK(at == next && (s + 1 < segments || at + n == t->elements)
-                  && is_fair(t, at, n, begin, r, world, rows) && begin <= end && (r > 0 || begin == 0)
-                  && (r + 1 < world || end == n), "%s: segment %d: rank %zu's is %zu to %zu of %zu",
-                  now, s, r, begin, end, n);
+                  && is_fair(t, at, n, begin, r, world, rows) && begin <= end
+                  && (r > 0 || begin == 0) && (r + 1 < world || end == n),
+                  "%s: segment %d: rank %zu's is %zu to %zu of %zu", now, s, r, begin, end, n);
             CHECK(s < 2 || s + 1 == segments || begin == zero_begin(t, 1, world, r, rows),
                   "%s: segment %d: another cut", now, s);
             const Shard *first = own;
