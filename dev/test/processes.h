@@ -37,31 +37,49 @@ static void set(const char *name, int value) {
     setenv(name, text, 1);
 }
 
-// Prepares a job of so many processes, whose port is one at which nobody listens, and none of those
-// that the kernel chooses from.
-static void job_new(int processes) {
+// Returns a port at which nobody listens, and none of those that the kernel chooses from.
+static int free_port(void) {
     Error why;
-    memset(&job, 0, sizeof job);
-    for (int i = 0; i < 2; i++) job.files[i] = memfd_create("text", 0);
     for (int fd = -1; fd < 0; close(fd)) {
         ranks.port = 20000 + (int)(((unsigned)getpid() * 7919u + (unsigned)rand()) % 12000);
         fd = ranks_socket("::", true, 0, &why);
     }
-    job.port = ranks.port;
-    job.world = processes;
+    return ranks.port;
 }
 
-// Starts one of the processes; its main() is the scene.
-static void start_rank(int slot, int rank, int world, Scene scene) {
+// fork(), where the child is one of so many ranks on this machine, and ends after so many seconds.
+static pid_t fork_rank(int rank, int world, int port, unsigned seconds) {
     fflush(stdout);
-    if ((job.processes[slot] = fork()) != 0) return;
+    const pid_t process = fork();
+    if (process != 0) return process;
     set_none();
     set("RANK", rank);
     set("WORLD_SIZE", world);
     set("LOCAL_RANK", rank);
     set("LOCAL_WORLD_SIZE", world);
-    set("MASTER_PORT", job.port);
-    alarm(FOREVER);
+    set("MASTER_PORT", port);
+    alarm(seconds);
+    return 0;
+}
+
+// Waits for its end: the exit code, or 128 + the signal.
+static int code_of(pid_t process) {
+    int status;
+    while (waitpid(process, &status, 0) < 0 && errno == EINTR) {}
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// Prepares a job of so many processes.
+static void job_new(int processes) {
+    memset(&job, 0, sizeof job);
+    for (int i = 0; i < 2; i++) job.files[i] = memfd_create("text", 0);
+    job.port = free_port();
+    job.world = processes;
+}
+
+// Starts one of the processes; its main() is the scene.
+static void start_rank(int slot, int rank, int world, Scene scene) {
+    if ((job.processes[slot] = fork_rank(rank, world, job.port, FOREVER)) != 0) return;
     for (int i = 0; i < 2; i++) dup2(job.files[i], STDOUT_FILENO + i);
     scene(rank);
     exit(0);
@@ -69,11 +87,7 @@ static void start_rank(int slot, int rank, int world, Scene scene) {
 
 // Waits for all of them.
 static void finish(void) {
-    for (int r = 0; r < job.world; r++) {
-        int status;
-        while (waitpid(job.processes[r], &status, 0) < 0 && errno == EINTR) {}
-        job.codes[r] = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    }
+    for (int r = 0; r < job.world; r++) job.codes[r] = code_of(job.processes[r]);
     for (int i = 0; i < 2; i++) {
         const ssize_t n = pread(job.files[i], job.texts[i], sizeof job.texts[i] - 1, 0);
         CHECK(n >= 0, "%s", strerror(errno));

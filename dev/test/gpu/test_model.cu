@@ -10,32 +10,38 @@
 // ---------------------------------------------------------------------------------------------
 // What is compared
 
-// Odd sizes, and all switches. (Heads of other sizes: test_attention.)
+// Odd sizes, head sizes from 8 to 128 and all switches occur, and meet each other.
 static const Shape shapes[] = {
     // name             L NH   C    F    V  ctx  B   T  act  tied recompute accum head repeated
+    {"head 8",          1, 3,  24,  40, 257, 17, 1, 17, RELU, 0, KEEP, 4,   5, false},
     {"head 16",         2, 2,  32, 128, 131, 40, 3, 33, GELU, 1, KEEP, 1,  64, false},
     {"head 24",         3, 2,  48,  72, 131, 23, 2, 21, GELU, 0, AGAIN, 4,  16, false},
+    {"head 40",         1, 1,  40, 160, 257,  7, 3,  7, GELU, 1, AGAIN, 1,   4, false},
     {"head 64",         2, 2, 128, 256, 131, 66, 1, 65, RELU, 1, AGAIN, 4,  99, false},
-    {"head 80",         2, 2, 160,  64, 300, 70, 1, 70, GELU, 0, KEEP, 1,  99, false},
+    {"head 80",         2, 2, 160,  64, 300, 70, 1, 70, GELU, 0, KEEP, 1,  99, true},
+    {"head 128",        1, 1, 128, 136, 131, 80, 2, 67, GELU, 1, KEEP, 1, 100, false},
     {"repeated token",  2, 4,  64,  64, 131, 41, 5, 37, GELU, 1, AGAIN, 4,  99, true},
+    {"untied, again",   3, 1,  16,  64, 129, 12, 3,  9, RELU, 0, AGAIN, 1,   7, false},
     {"one position",    2, 2,  32, 128, 131, 40, 5,  1, GELU, 1, AGAIN, 4,  99, false},
     {"one token",       1, 2,  16,  64, 128,  1, 1,  1, GELU, 0, KEEP, 1,   1, false},
     {"documents of 9",  2, 2, 128, 256, 131, 80, 3, 70, GELU, 1, AGAIN, 1,  99, false, 9},
-    {"of 70",           1, 1, 128, 136, 131, 260, 1, 250, GELU, 1, LIGHT, 1, 99, false, 70},
+    {"documents of 40", 2, 3,  24,  72, 131, 90, 3, 85, RELU, 0, KEEP, 4,  16, false, 40},
+    {"many tokens",     1, 1,  16,  24, 131, 420, 5, 420, GELU, 0, KEEP, 1, 999, false},
     // the LLaMA family: key heads 2 and heads that are wider or narrower than C / NH; Mistral's
     // documents of 9 are longer than the window of 6
     {"llama",           2, 6,  48,  40, 131, 80, 2, 70, GELU, 0, KEEP, 1, 99, false, 0,
-     FAMILY_LLAMA, 2, 16},
+     FAMILY_LLAMA, 2, 12},
     {"llama again",     2, 4,  64, 104, 131, 80, 3, 40, GELU, 1, AGAIN, 2, 99, false, 9,
      FAMILY_MISTRAL, 1, 8},
     {"qwen2 light",     2, 2, 128, 136, 131, 90, 2, 72, GELU, 1, LIGHT, 1, 16, false, 0,
      FAMILY_QWEN2, 1, 64},
-    {"qwen3",           2, 4,  40,  72, 300, 90, 2, 33, GELU, 0, LIGHT, 4, 99, false, 20,
-     FAMILY_QWEN3, 2, 20},
-    {"qwen3 again",     3, 3,  64,  72, 131, 90, 1, 85, GELU, 1, AGAIN, 1, 99, false, 0,
-     FAMILY_QWEN3, 3, 128},
     {"smollm3",         3, 4,  64,  72, 131, 90, 2, 33, GELU, 1, LIGHT, 1, 99, false, 0,
      FAMILY_SMOLLM3, 2, 16},
+    {"qwen3",           2, 4,  40,  72, 300, 90, 2, 33, GELU, 0, LIGHT, 4, 99, false, 20,
+     FAMILY_QWEN3, 2, 20},
+    {"of 70",           1, 1, 128, 136, 131, 260, 1, 250, GELU, 1, LIGHT, 1, 99, false, 70},
+    {"qwen3 again",     3, 3,  64,  72, 131, 90, 1, 85, GELU, 1, AGAIN, 1, 99, false, 0,
+     FAMILY_QWEN3, 3, 128},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
