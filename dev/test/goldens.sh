@@ -61,9 +61,6 @@ for precision in bf16 fp32; do
         run train_gpt2emu 5 $p --offload $o
         run train_gpt2emu 5 $p --offload $o --accum 2 --recompute block
     done
-    run train_gpt2emu 5 $p --offload zero --recompute none --grad-wire fp32
-    run train_gpt2emu 5 $p --offload zero --recompute block
-    run train_gpt2emu 5 $p --offload twinflow --resident 0.4
     run train_gpt2emu 5 $p --offload interleave --stride 2 --subgroup 20000 --slots 2
     run train_gpt2emu 5 $p --offload interleave --share 0.4 --resident 0.2 --accum 3
     run train_gpt2emu 5 $p --offload interleave --share 1 --slots 1 --grad-wire fp32 --accum 2
@@ -72,7 +69,6 @@ for precision in bf16 fp32; do
     run train_gpt2emu 9 $p --offload zenflow --zen-window 2 --zen-reselect 0 --resident 0.3 --accum 2
     run train_gpt2emu 9 $p --offload zenflow --zen-window 2 --zen-reselect 1 --zen-warmup 2 --zen-topk 0.5
     run train_gpt2emu 4 $p --optimizer mezo --lr 1e-3
-    run train_gpt2emu 4 $p --optimizer mezo --lr 1e-3 --resident-blocks 1
     run train_gpt2emu 4 $p --optimizer mezo --lr 1e-3 --zo-noise rademacher --zo-queries 2 --accum 2
     run train_gpt2emu 4 $p --optimizer mezo --lr 1e-3 --resident-blocks 0 --zo-no-slots --zo-no-fused-update
 done
