@@ -427,7 +427,7 @@ static void chat_forms(void) {
 
 static void chat_bad_lines(void) {
     static const struct { const char *line, *says; } bad[] = {
-        {"{\"messages\":\"hi\"}", "\"messages\" is no list"},
+        {"{\"messages\":{\"a\":1}}", "\"messages\" is no list"},
         {LINE("7"), "message 1 is no object with \"role\""},
         {LINE(USER "," MESSAGE("bot", "x")), "message 2 has the role \"bot\", which is none of"},
         {LINE(USER "," MESSAGE("tool", "x")), "has the role \"tool\": the format llama3 has none"},

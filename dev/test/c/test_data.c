@@ -20,10 +20,6 @@ static void clean(void) {
     make_directories(base);
 }
 
-static bool refused(const char *pattern, const Tokenizer *tok, const char *words) {
-    return DIES_WITH(words, data_open(pattern, tok));
-}
-
 // A data set in memory, without files: `count` segments, whose token i has the value
 // 1000 * segment + i + 1, so that a token tells where it comes from.
 static TokenData numbered(const size_t *counts, size_t count) {
@@ -101,8 +97,8 @@ static void test_bad_files(void) {
     put("empty.txt", "");
     CHECK(truncate(in_base(names[1]), 1029) == 0, "%s", strerror(errno));
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        CHECK(refused(in_base(rows[i].pattern), tok, rows[i].words), "%s", rows[i].pattern);
-    CHECK(refused(in_base("a_2.txt"), NULL, "name it with --tokenizer DIR"), "no tokenizer");
+        CHECK(DIES_WITH(rows[i].words, open_data(rows[i].pattern, tok)), "%s", rows[i].pattern);
+    CHECK(DIES_WITH("name it with --tokenizer DIR", open_data("a_2.txt", NULL)), "no tokenizer");
     clean();
 }
 
@@ -142,7 +138,7 @@ static void test_what_is_not_text(void) {
     put("huge.txt", "text");
     ranks.rank = 1;
     if (truncate(in_base("huge.txt"), (off_t)1 << 43) == 0 || errno != EFBIG)
-        CHECK(refused(in_base("huge.txt"), tok, "MiB are available"), "8 TiB of text");
+        CHECK(DIES_WITH("MiB are available", open_data("huge.txt", tok)), "8 TiB of text");
     ranks.rank = 0;
     clean();
 }

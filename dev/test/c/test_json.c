@@ -103,11 +103,11 @@ static void json_writes(void) {
 // The start of what begins like JSON does not yet.
 static void json_beginnings(void) {
     static const struct { const char *text; bool begins; } cases[] = {
-        {"{ \n\"a", true}, {"[{", true}, {"\xef\xbb\xbf{\"", true}, {"\n{\"", true}, {"{", false},
+        {"{ \n\"", true}, {"[{", true}, {"\xef\xbb\xbf{\"", true}, {"\n{\"", true}, {"{", false},
         {"{}", false}, {"[\"a\"]", false}, {"[[", false}, {"a {\"", false}, {"\xef\xbb{\"", false}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        CHECK(json_begins(cases[i].text, strlen(cases[i].text)) == cases[i].begins, "%s",
-              cases[i].text);
+        CHECK(json_begins(cases[i].text, strlen(cases[i].text)) == cases[i].begins
+              && !json_begins(cases[i].text, strlen(cases[i].text) - 1), "%s", cases[i].text);
 }
 
 // Files are texts without their byte order mark; another kind of file is named.
