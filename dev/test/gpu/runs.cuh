@@ -70,7 +70,8 @@ static const struct {
      "|streamed=1|streamed=2|streamed=9 ring=3", "|early=1|early=5"}, {
     // one layer: two segments that leave in different ways, one after the other
     "one --accum 4 --clip 0 --offload interleave --stride 2 tight=1 streamed=9",
-    // slots for more than there is
+    // every third visits; slots for more than there is
+    "five --clip 0.05 --offload interleave --stride 3 --subgroup 4096 places=9 streamed=3",
     "tied --clip 0.05 --offload interleave --share 1 --slots 9 tight=2 streamed=9",
     // without clipping, the update begins in backward
     "five --clip 0 --accum 3 --offload zero tight=1 streamed=2", "five --clip 0 evaluates",

@@ -231,7 +231,7 @@ static void row_trained(GPT2 *g, const Config *c, size_t steps, Report *report) 
     CHECK(z->clock.selections == brought.counted[SELECTED], "%zu selections, wanted %zu: %s",
           z->clock.selections, brought.counted[SELECTED], c->text);
     const int sums = z->config.window == 1 ? 0 : !z->config.overlap ? 1 : c->sums;
-    CHECK(z->sums == sums, "%d sums on the host: %s", z->sums, c->text);
+    CHECK(rest == 0 || z->sums == sums, "%d sums on the host: %s", z->sums, c->text);
 }
 
 static void row_close(const Config *c) {
