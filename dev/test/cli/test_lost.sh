@@ -19,7 +19,7 @@ if [ -z "${SMALL_DISK-}" ]; then
     done
 fi
 begin lost
-gpu=$tide scripts=$top/scripts
+gpu=$tide
 trap 'kill -9 $(jobs -p) 2>/dev/null; umount "$work/disk" 2>/dev/null; rm -rf "$work"' EXIT
 without_measuring
 mkdir disk
