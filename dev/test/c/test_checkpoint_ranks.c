@@ -268,6 +268,7 @@ static void test_state_forged(void) {
         {"hashes ", "hashes 0", "param.wte in state.safetensors"},
         {"\nstep 1", "\nstep 1.5", "lacks a field"},
         {"config.layers 1", "config.layers 2", "of a model of another shape"},
+        {"config.vocab 7", "config.vocab 9", "of a model of another shape"},
         {"config.heads 2", "config.heads 3", "multiple of heads"},
         {"config.family 0", "config.family 7", "lacks a field"},
         {"--lr 1e-3", "--lr %5000d", "lacks a field"},

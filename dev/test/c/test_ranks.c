@@ -16,7 +16,7 @@ static void ends(int line, const char *words, unsigned who, int code, int rest) 
     int lines = 0;
     for (const char *c = job.texts[1]; *c != '\0'; c++) lines += *c == '\n';
     CHECK(words == NULL ? lines == 0 : strstr(job.texts[1], words) != NULL && lines <= job.world,
-          "line %d: not '%s': %s", line, words, job.texts[1]);
+          "line %d: not '%s': %s", line, words != NULL ? words : "", job.texts[1]);
     for (int r = 0; r < job.world; r++)
         CHECK(job.codes[r] == (who >> r & 1 ? code : rest), "line %d: rank %d ends with %d: %s",
               line, r, job.codes[r], job.texts[1]);
