@@ -38,7 +38,6 @@
 
 #include "tide/gpu/choose.cuh"
 #include "tide/run/evaluate.h"
-#include "tide/run/sample.h"
 
 // =============================================================================================
 // 1. The layers

@@ -340,6 +340,7 @@ static const char *file_kind(const void *bytes, size_t n) {
     static const struct { const char *patterns, *kind; } kinds[] = {
         {"\xc6\xd7\x34\x01", "an llm.c checkpoint: no weights in Hugging Face's naming: llm.c's "
          "dev/eval/export_hf.py makes those"},
+        {"\xc7\xd7\x34\x01|\x8f\xd8\x34\x01", "a state of llm.c (a test's, or AdamW's): no model"},
         {"\x88\xd8\x34\x01|\xa1\xd9\x34\x01", "a token file: name it with --data or --val"},
         {"GGUF\1|GGUF\2|GGUF\3|lmgg|fmgg|tjgg", "a GGUF or GGML file: take the safetensors"},
         {"PK\3\4|\x80\2|\x80\3|\x80\4|\x80\5", "a pickled PyTorch file, or an archive: "
@@ -349,15 +350,18 @@ static const char *file_kind(const void *bytes, size_t n) {
         {"<!doctype|<html|<?xml", "a web page: the download failed, or needs a login"},
         {"{\"error\":\"|{\"error\": \"|{\"message\":\"Not Found|Entry not found|"
          "Repository not found", "a server's error message: the download failed, or needs a login"},
-        {"\x1f\x8b|\x28\xb5\x2f\xfd|\xfd" "7zXZ|BZh91AY|7z\xbc\xaf|Rar!\x1a",
+        {"\x1f\x8b|\x1f\x9d|\x28\xb5\x2f\xfd|\xfd" "7zXZ|BZh11AY|BZh21AY|BZh31AY|BZh41AY|"
+         "BZh51AY|BZh61AY|BZh71AY|BZh81AY|BZh91AY|LZIP\1|\x04\x22\x4d\x18|7z\xbc\xaf|Rar!\x1a",
          "compressed: unpack it first"},
         {"\x93NUMPY|PAR1|ARROW1|\xff\xff\xff\xff|FEA1|\x89HDF|SQLite format 3",
          "a table (NumPy, Parquet, Arrow, HDF5, SQLite): save it as text, or as JSON lines"},
+        {"%pdf-|{\\rtf|\xd0\xcf\x11\xe0", "a document (PDF, RTF, Word): save it as plain text"},
         {"\xff\xfe|\xfe\xff", "text in UTF-16: write it as UTF-8 (iconv -f UTF-16 -t UTF-8)"},
     };
     const char *s = (const char *)bytes, *end = s + n;
     if (n > 9 && s[7] == 0 && s[8] == '{' && (s[9] == '"' || s[9] == '}'))
         return "a safetensors file: name it, or its folder, with --model";
+    if (n > 262 && memcmp(s + 257, "ustar", 5) == 0) return "an archive (tar): unpack it first";
     s += utf8_mark(s, n);
     while (s < end && memchr(" \t\r\n", *s, 4) != NULL) s++;
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)

@@ -7,7 +7,6 @@
 #define TIDE_CALIBRATE_CUH
 #include "adam.cuh"
 #include "devices.cuh"
-#include "host.cuh"
 #include "kernels.cuh"
 #include "../cpu/adam_fast.h"
 #include "../plan/rates.h"

@@ -19,7 +19,6 @@
 #include "../base/memory.h"
 #include "../cpu/adam_fast.h"
 #include "../plan/plan.h"
-#include "../run/run.h"
 #include "timeline.cuh"
 #include "../run/zen_run.h"
 

@@ -17,10 +17,7 @@
 #define TIDE_ZO_CUH
 #include "gpt2.cuh"
 #include "heads.cuh"
-#include "../plan/plan.h"
-#include "../run/run.h"
 #include "../../zero.h"
-#include "../../zo.h"
 
 // =============================================================================================
 // 1. Kernels

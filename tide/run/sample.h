@@ -22,20 +22,20 @@ static float *sample_sorted(const float *x, size_t n) {
 }
 
 // Keeps the nucleus (Holtzman et al. 2020) of n probabilities: the largest, as few as have a sum of
-// `enough` > 0 or more, and all that equal the smallest of these. Sets all others to 0. Returns the
-// sum of what it keeps.
+// `enough` > 0 or more; of equal ones the first. Sets all others to 0. Returns the nucleus's sum.
 static double sample_nucleus(float *p, size_t n, double enough) {
     float *sorted = sample_sorted(p, n);
-    size_t kept = 0;
+    size_t kept = 0, equal = 0;
     double sum = 0;
     while (kept < n && sum < enough) sum += sorted[kept++];
     const float least = sorted[kept - 1];
-    free(sorted);
-    sum = 0;
+    while (equal < kept && sorted[kept - 1 - equal] == least) equal++;
     for (size_t i = 0; i < n; i++) {
-        if (p[i] < least) p[i] = 0;
-        sum += p[i];
+        const bool last = p[i] == least && equal > 0;  // equal to the smallest kept number
+        if (p[i] <= least && !last) p[i] = 0;
+        equal -= last;
     }
+    free(sorted);
     return sum;
 }
 

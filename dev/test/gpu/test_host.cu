@@ -36,8 +36,8 @@ static void ways_have_the_same_bits(void) {
         "EMU_SCHED=lazy TIDE_HOST_WAIT=function", "EMU_SCHED=prio:1 EMU_WAIT_VALUE=0"
 #endif
     };
-    const char *const row[] = {"test_placement", "--config", "five --clip 0.05 --offload "
-                               "interleave --stride 3 --subgroup 4096 places=9", "3", NULL};
+    const char *const row[] = {"test_placement", "--config", "five --clip 0 --offload "
+                               "interleave --share 0.5", "3", NULL};
     char first[1024], text[1024];
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         const int code = again(ways[i], row, i == 0 ? first : text);
