@@ -4,7 +4,7 @@
 # host: sites.cuh) is left out, by its place, in every program that comes by. Then, each line of
 # mutants.list is a mistake in the sources of the trainers: a buffer is used too early, a sum not
 # reset. test_placement, or test_zo_gpu for those of zo*, test_zenflow_gpu for those whose name has
-# "zen", test_zero_gpu for "zero", test_kernels for the layers' kernels, test_gpt2 for the layers on
+# "zen", test_zero_gpu for "zero", test_kernels and test_model for the layers' kernels, test_gpt2 for the layers on
 # the CPU, test_tokenizer for "text", test_chat for "chat", test_rehearsal and test_offload for "choice", test_model or test_attention for "cache", is built with all of them and runs with one at a time (MUTANT=N).
 # Each mistake must be noticed: by other bits under a schedule of the emulated GPU (prio:0, prio:1,
 # lazy), by a test's own checks (test), or by ThreadSanitizer (tsan). Those of "zero run" are in the
@@ -75,10 +75,7 @@ tests() {
     case $1 in
         test_gpt2 | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | test_offload)
             timeout 900 "$bin/test/$1" ;;
-        test_kernels)
-            for t in "$1" test_model_fp32 test_gpt2cu_fp32; do
-                timeout 900 "$bin/emu/$t" || return
-            done ;;
+        test_kernels) timeout 900 "$bin/emu/$1" && timeout 900 "$bin/emu/test_model_fp32" ;;
         test_attention) timeout 900 "$bin/emu/$1" ;;
         test_model) timeout 900 "$bin/emu/$1" --texts && timeout 900 "$bin/emu/${1}_fp32" --texts ;;
         *) timeout 900 "$bin/emu/$1" && timeout 900 "$bin/emu/${1}_fp32" ;;
@@ -194,7 +191,7 @@ for program in $(for p in $programs; do
             train_gpt2 | train_gpt2emu) echo $p ;;
             test_gpt2 | test_tokenizer | test_refused | test_task | test_chat | test_rehearsal | test_offload)
                 echo build/test/$p ;;
-            test_kernels) echo build/emu/$p build/emu/test_model_fp32 build/emu/test_gpt2cu_fp32 ;;
+            test_kernels) echo build/emu/$p build/emu/test_model_fp32 ;;
             test_attention) echo build/emu/$p ;;
             test_model) echo build/emu/$p build/emu/${p}_fp32 ;;
             *) echo "build/emu/$p build/emu/${p}_fp32 build/tsan/$p build/tsan/${p}_fp32" ;;
