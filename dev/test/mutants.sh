@@ -67,7 +67,7 @@ cli() {
 files_of() {
     case $1 in
         train_*) echo "$1" ;;
-        test_kernels) echo "build/emu/$1 build/emu/test_model_fp32 build/emu/test_gpt2cu_fp32" ;;
+        test_kernels) echo "build/emu/$1 build/emu/test_model_fp32" ;;
         test_attention) echo "build/emu/$1" ;;
         test_model) echo "build/emu/$1 build/emu/${1}_fp32" ;;
         test_placement | test_z*_gpu) for f in emu tsan; do echo "build/$f/$1 build/$f/${1}_fp32"; done ;;

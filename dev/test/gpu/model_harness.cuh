@@ -121,6 +121,7 @@ static GPT2Config shape_config(const Shape *s) {
     c.tied = s->tied;
     if (s->family == FAMILY_SMOLLM3) c.unturned = 2;
     if (s->family == FAMILY_MISTRAL && s->document > 0) c.window = 6;
+    if (s->family == FAMILY_QWEN3) c.norm_eps = 1e-3;  // so large that its place matters
     if (!gpt2_finish(&c, &err)) die("%s", err.text);
     return c;
 }
