@@ -17,6 +17,8 @@ static void begin(const Rates *r) {
     if (rehearsal != NULL) rehearsal_end(&q);
     rehearsal_begin(&q, r);
     for (int s = 1; s < STREAMS; s++) CHECK(rehearse_stream() == s, "stream %d", s);
+    const char *first = (const char *)rehearse_memory(4096), *next = (const char *)rehearse_memory(1);
+    CHECK(next - first > 4096, "memory overlaps");
 }
 
 #define MACHINE .h2d = 10, .d2h = 20, .host_adam = 1
