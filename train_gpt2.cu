@@ -128,7 +128,7 @@ static void layer_backward(GPT2 *g, size_t l) {
         layernorm_dinp_sum(d.fcproj_b, sum, N, C, stream);  // adds up the segment above's sums
     }
     // MLP branch: dx -> dmlp_in (in dc) -> dx; with several turns, gradients are summed in fp32
-    float *const fc_sum = g->mlp_sums, *const proj_sum = fc_sum + M * C;
+    float *const fc_sum = g->mlp_sums, *const proj_sum = turns ? fc_sum + M * C : NULL;
     for (size_t first = 0; turns && first < N; first += mlp_rows(g)) {
         const LayerActs turn = acts_rows(g, &a, first);
         floatX *const to = dc + first * C, *const from = dx + first * C;
