@@ -213,7 +213,7 @@ static void row_save(GPT2 *g, const Config *c, size_t done) {
         CHECK(system(command) == 0, "another checkpoint than the reference's: %s", c->text);
 }
 
-// Without selections, the bytes that crossed the link are those of what the reference did.
+// As many bytes cross the link as the reference's steps need; exchanged columns go both ways.
 static void row_trained(GPT2 *g, const Config *c, size_t steps, Report *report) {
     memcpy(report->counted, brought.counted, sizeof report->counted);
     report->counted[SWAPPED] = swapped_here;
@@ -226,8 +226,8 @@ static void row_trained(GPT2 *g, const Config *c, size_t steps, Report *report) 
     const size_t layers = layers_fetched(g->streamed, g->weight_rooms.count, c->o.accum,
                                          c->evaluates, steps);
     const size_t in = (layers * g->segment[1].leaving + shows * (rest - streams)) * X_ + inputs;
-    CHECK(swapped_here > 0 || (g->moved_in == in && g->moved_out == out), "%zu in, %zu out; "
-          "wanted %zu, %zu: %s", g->moved_in, g->moved_out, in, out, c->text);
+    CHECK(g->moved_in + out == g->moved_out + in && (swapped_here > 0 || g->moved_in == in),
+          "%zu in, %zu out; wanted %zu, %zu: %s", g->moved_in, g->moved_out, in, out, c->text);
     CHECK(z->clock.selections == brought.counted[SELECTED], "%zu selections, wanted %zu: %s",
           z->clock.selections, brought.counted[SELECTED], c->text);
     const int sums = z->config.window == 1 ? 0 : !z->config.overlap ? 1 : c->sums;
