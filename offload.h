@@ -16,7 +16,6 @@
 // CPU and GPU compute the same bits (adam.h), so no choice made here changes a result.
 #ifndef TIDE_OFFLOAD_H
 #define TIDE_OFFLOAD_H
-#include "tide/base/util.h"
 #include "adam.h"
 #include "tide/base/model.h"
 

@@ -13,7 +13,6 @@
 // which zenflow.cuh must compute as well. doc/zenflow.md is the lesson.
 #ifndef TIDE_ZENFLOW_H
 #define TIDE_ZENFLOW_H
-#include "tide/base/util.h"
 #include "adam.h"
 #include "tide/base/model.h"
 

@@ -21,7 +21,6 @@
 // zero.cuh has the collectives; doc/zero.md is the lesson.
 #ifndef TIDE_ZERO_H
 #define TIDE_ZERO_H
-#include "tide/base/util.h"
 #include "adam.h"
 #include "tide/base/model.h"
 

@@ -17,7 +17,6 @@
 // Every operation on an element is defined here, once: so CPU and GPU compute the same bits.
 #ifndef TIDE_ZO_H
 #define TIDE_ZO_H
-#include "tide/base/util.h"
 #include "adam.h"
 #include "tide/base/rng.h"
 

@@ -9,8 +9,6 @@
 #include "devices.cuh"
 #include "kernels.cuh"
 #include "../cpu/adam_fast.h"
-#include "../plan/rates.h"
-#include "../base/rng.h"
 
 enum { CALIBRATE_RUNS = 9, CALIBRATE_PARTS = 32 };
 

@@ -12,11 +12,9 @@
 #ifndef TIDE_GPT2_CUH
 #define TIDE_GPT2_CUH
 #include "../../offload.h"
-#include "adam.cuh"
 #include "cache.cuh"
 #include "columns.cuh"
 #include "host.cuh"
-#include "../base/memory.h"
 #include "../cpu/adam_fast.h"
 #include "../plan/plan.h"
 #include "timeline.cuh"

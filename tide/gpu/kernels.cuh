@@ -22,8 +22,6 @@
 #include "attention.cuh"
 #include "matmul.cuh"
 #include "../base/model.h"
-#include "../base/vmath.h"
-#include "queue.cuh"
 
 enum { BLOCK_THREADS = 256, BLOCK_WARPS = BLOCK_THREADS / 32 };
 
