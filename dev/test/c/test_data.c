@@ -241,7 +241,7 @@ static void where(const Loader *l, uint64_t position, size_t *segment, size_t *a
 }
 
 // Every window of an epoch exactly once: all at multiples of T after one phase. Another epoch, or
-// another seed, has another order and another phase.
+// another seed, has another order and another phase, which may be any.
 static void test_coverage(void) {
     static const size_t shapes[4][4] = {
         {9, 0, 0, 0}, {101, 3, 57, 1}, {2, 2, 2, 2}, {33, 34, 35, 36}};
@@ -272,16 +272,20 @@ static void test_coverage(void) {
     const size_t counts[2] = {800, 555};
     const TokenData d = numbered(counts, 2);
     const Loader a = loader_make(&d, 8, 1, true), b = loader_make(&d, 8, 2, true);
-    size_t same[3] = {0}, s[3], at[3];
+    size_t same[4] = {0}, s[4], at[4], phases = 0;
     for (uint64_t p = 0; p < 600; p++) {
         where(&a, p, &s[0], &at[0]);
         where(&a, p + a.sequences, &s[1], &at[1]);
         where(&b, p, &s[2], &at[2]);
-        for (int k = 1; k < 3; k++) same[k] += s[k] == s[0] && at[k] / 8 == at[0] / 8;
+        where(&a, p + (a.sequences << 32), &s[3], &at[3]);  // an epoch beyond 32 bits
+        for (int k = 1; k < 4; k++) same[k] += s[k] == s[0] && at[k] / 8 == at[0] / 8;
         same[0] += at[1] % 8 == at[0] % 8;
+        where(&a, p * a.sequences, &s[0], &at[0]);
+        phases |= 1u << at[0] % 8;
     }
-    CHECK(same[1] < 20 && same[2] < 20 && same[0] < 500, "%zu %zu of 600 in order, %zu in phase",
-          same[1], same[2], same[0]);
+    CHECK(same[1] < 20 && same[2] < 20 && same[3] < 20 && same[0] < 500 && phases == 255,
+          "%zu %zu %zu of 600 in order, %zu in phase, of %zu", same[1], same[2], same[3], same[0],
+          phases);
 }
 
 // Over many keys: where the first and the last index land. The bound of the counts' chi2 is its

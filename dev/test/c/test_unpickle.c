@@ -104,6 +104,7 @@ static void views(void) {
     READS_AS(VIEW("Float", "K\1K\3K\2\206K\0K\2\206", ""), x,
              (float[]){-2, 4, -2, 4, -2, 4}, 6);
     READS_AS(VIEW("Float", "K\0K\4\205K\1\205", NEG), x, (float[]){-1, 2, -0.0f, -4}, 4);
+    READS_AS(VIEW("Float", "K\0K\4\205K\1\205", "}X\3\0\0\0neg\211s"), x, x, 4);
     static const int32_t y[4] = {1, -2, 0, INT32_MIN};
     READS_AS(VIEW("Int", "K\0K\4\205K\1\205", NEG), y, (int32_t[]){-1, 2, 0, INT32_MIN}, 4);
     Tensors list;
@@ -120,6 +121,7 @@ static void refusals(void) {
     REFUSED("os.system, which is no part of a tensor", "\200\2cos\nsystem\nX\4\0\0\0true\205R.");
     REFUSED("opcode 0x69", "\200\2(X\4\0\0\0trueios\nsystem\n.");  // INST calls, too
     REFUSED("protocol 4", "\200\4}.");
+    REFUSED("opcode 0x52", "\200\2ccollections\nOrderedDict\nK\1\205R.");
     // strides lead out of the storage; so they do where a product has 65 bits
     REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0K\2K\2\206K\1K\3\206"));
     REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\4K\2\205K\0\205"));
@@ -127,6 +129,9 @@ static void refusals(void) {
     REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0\212\5\1\0\0\0\1\205\212\5\0\0\0\0\1\205"));
     REFUSED("\"conj\" set", VIEW("Float", "K\0K\4\205K\1\205", "}X\4\0\0\0conj\210s"));
     REFUSED("opcode 0x52", VIEW("Float", "K\0K\4\205K\1\205", "NN"));
+    REFUSED("opcode 0x52", VIEW("Float", "K\0K\4\205K\1\205", "K\1"));
+    REFUSED("opcode 0x51", ONE("(X\7\0\0\0storagectorch\nFloatStorage\n"
+                               "X\1\0\0\0000X\3\0\0\0cpuK\4NtQ", "K\0K\4\205K\1\205"));
     REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0J\377\377\377\377\205K\1\205"));
     REFUSED("opcode 0x51", ONE(FLOATS("\5"), "K\0K\2\205K\1\205"));  // 20 bytes of 16
     REFUSED("entry a is no tensor", "\200\2}X\1\0\0\0aK\1s.");
