@@ -138,8 +138,17 @@ static void refusals(void) {
     REFUSED("printable", "\200\2}X\1\0\0\0\nK\1s.");
     REFUSED("there twice", "\200\2}(X\1\0\0\0a"
             TENSOR_(FLOATS("\4"), "K\0K\1\205K\1\205") "q\0X\1\0\0\0ah\0u.");
+    REFUSED("opcode 0x75", "\200\2}(X\1\0\0\0au.");  // a key alone
+    REFUSED("no dictionary", "\200\2}))))))))))))))))))))))))))).");  // a value per byte
+    REFUSED("opcode 0x52", ONE(FLOATS("\4"), "K\0(K\1K\1K\1K\1K\1K\1K\1K\1K\1tq\0h\0"));
     REFUSED("no dictionary", "\200\2K\1.");
     REFUSED("cut short", "\200\2}");
+    for (int at = 8; at < 12; at += 2) {  // an entry is encrypted, or compressed
+        archive_pickle(&archive, same, sizeof same - 1, "0123456789abcdef", false);
+        archive.directory[at] = 1;
+        archive_end(&archive, false);
+        CHECK(!unpickle(archive.file, archive.n, &(Tensors){NULL, 0}, &err), "%d", at);
+    }
     static const struct { const char *name, *bytes; bool good; } more[] = {
         {"x/byteorder", "little", true}, {"x/byteorder", "big", false},
         {"x/data/0", "fedcba9876543210", false}};
