@@ -85,8 +85,9 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
     }
 }
 
-// Runs the MLP's backward pass for a->rows rows: dx -> dact -> dfc (both in dwide) -> dc. Writes
-// the gradients of both products' weights or, if `adds`, adds to them.
+// Runs the MLP's backward pass for a->rows rows: dx -> dact -> dfc (both in dwide) -> dmlp_in (in
+// dc). Writes the gradients of both products' weights or, if `adds`, adds to them: they are fp32
+// then. Writes the gradient of fc's bias to d_bias, unless it is NULL.
 template <typename D>
 static void mlp_backward(GPT2 *g, const LayerActs *a, const LayerWeights *w, floatX *d_bias,
                          D *d_fc, D *d_proj, floatX *dc, const floatX *dx, bool adds) {
@@ -110,7 +111,7 @@ static void layer_backward(GPT2 *g, size_t l) {
     const size_t C = c->channels, N = g->B * g->T;
     const size_t A = config_att(c), Q = config_qkv(c), M = config_mlp(c);
     const AttentionShape s = layer_shape(g);
-    const bool post = c->post_norm, turns = N > mlp_rows(g);
+    const bool post = c->post_norm;
     const LayerActs a = layer_acts(g, l);
     const LayerWeights w = layer_weights(g, l);
     const LayerWeights d = layer_pointers(g, l, g->grads + g->segment[l + 1].grad_at);  // of w
@@ -127,17 +128,20 @@ static void layer_backward(GPT2 *g, size_t l) {
     } else if (d.fcproj_b != NULL) {
         layernorm_dinp_sum(d.fcproj_b, sum, N, C, stream);  // adds up the segment above's sums
     }
-    // MLP branch: dx -> dmlp_in (in dc) -> dx; with several turns, gradients are summed in fp32
-    float *const fc_sum = g->mlp_sums, *const proj_sum = turns ? fc_sum + M * C : NULL;
-    for (size_t first = 0; turns && first < N; first += mlp_rows(g)) {
-        const LayerActs turn = acts_rows(g, &a, first);
-        floatX *const to = dc + first * C, *const from = dx + first * C;
-        if (g->choice.recompute == RECOMPUTE_BLOCK) layer_part(g, 2, &turn, &w);
-        mlp_backward(g, &turn, &w, NULL, fc_sum, proj_sum, to, from, first > 0);
+    // MLP branch: dx -> dmlp_in (in dc) -> dx
+    if (N <= mlp_rows(g)) {
+        mlp_backward(g, &a, &w, d.fc_b, d.fc_w, d.fcproj_w, dc, dx, false);
+    } else {
+        float *const fc_sum = g->mlp_sums, *const proj_sum = fc_sum + M * C;
+        for (size_t first = 0; first < N; first += mlp_rows(g)) {
+            const LayerActs chunk = acts_chunk(g, &a, first);
+            floatX *const to = dc + first * C, *const from = dx + first * C;
+            if (one_chunk(g)) layer_part(g, 2, &chunk, &w);
+            mlp_backward(g, &chunk, &w, NULL, fc_sum, proj_sum, to, from, first > 0);
+        }
+        round_gradient(d.fc_w, fc_sum, M * C, stream);
+        round_gradient(d.fcproj_w, proj_sum, c->ffn * C, stream);
     }
-    if (!turns) mlp_backward(g, &a, &w, d.fc_b, d.fc_w, d.fcproj_w, dc, dx, false);
-    if (turns) round_gradient(d.fc_w, fc_sum, M * C, stream);
-    if (turns) round_gradient(d.fcproj_w, proj_sum, c->ffn * C, stream);
     if (post) {
         residual_forward(dc, dx, N * C, stream);
         stream_zero(dx, N * C * sizeof(floatX), stream);
@@ -192,12 +196,10 @@ static void forward_segment(GPT2 *g, size_t s) {
     else if (!post)
         residual_layernorm_forward(x, a.ln_1, a.mean_1, a.rstd_1, sum, g->branch, w.ln_1_w,
                                    w.ln_1_b, N, C, eps, stream);
-    layer_part(g, 0, &a, &w);
-    layer_part(g, 1, &a, &w);
+    for (int part = 0; part < 2; part++) layer_part(g, part, &a, &w);
     for (size_t first = 0; first < N; first += mlp_rows(g)) {
-        const LayerActs turn = acts_rows(g, &a, first);
-        layer_part(g, 2, &turn, &w);
-        layer_part(g, 3, &turn, &w);
+        const LayerActs chunk = acts_chunk(g, &a, first);
+        for (int part = 2; part < LAYER_PARTS; part++) layer_part(g, part, &chunk, &w);
     }
     layer_passes(g, false);
 }
@@ -216,7 +218,7 @@ static void recompute(GPT2 *g, size_t l) {
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, eps,
                           g->compute);
     if (g->choice.recompute == RECOMPUTE_BLOCK) {
-        // backward reads no result of a pre-norm layer's part 3; in turns, it runs part 2 itself
+        // backward reads no result of a pre-norm layer's part 3; it runs part 2 itself in chunks
         const int parts = N > mlp_rows(g) ? 2 : LAYER_PARTS - !post;
         for (int part = 0; part < parts; part++) layer_part(g, part, &a, &w);
         layer_passes(g, false);

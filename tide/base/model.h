@@ -442,8 +442,8 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
 
 // The activations of a layer, in the order in which they are in the memory of a GPU. Columns: name,
 // elements per token (0: there is none), whether they are fp32 (else of the type of the trainer),
-// the strongest --recompute that keeps them, whether they are the MLP's, which may take turns
-// (mlp_rows()). Activations that are kept by a stronger --recompute, too, are first.
+// the strongest --recompute that keeps them, and whether only a chunk of their rows may be in
+// memory (mlp_rows()). Activations that are kept by a stronger --recompute, too, are first.
 #define LAYER_ACTIVATIONS(ACT, c) \
     ACT(qkv, config_qkv(c), false, RECOMPUTE_LIGHT, false) \
     ACT(atty, config_att(c), false, RECOMPUTE_LIGHT, false) \
@@ -461,8 +461,8 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
     ACT(act, (c)->ffn, false, RECOMPUTE_NONE, true)
 
 // A row of the table, without its name.
-typedef struct { size_t width; bool f32; int kept; bool turns; } LayerAct;
-#define ACT_ROW(name, width, f32, kept, turns) {width, f32, kept, turns},
+typedef struct { size_t width; bool f32; int kept; bool chunked; } LayerAct;
+#define ACT_ROW(name, width, f32, kept, chunked) {width, f32, kept, chunked},
 
 #define ACT_COUNT(...) + 1
 enum { LAYER_ACTS = 0 LAYER_ACTIVATIONS(ACT_COUNT, 0) };
@@ -503,8 +503,8 @@ static double gpt2_flops_per_token(const GPT2Config *c, size_t T) {
     const double C = (double)c->channels, A = (double)config_att(c), L = (double)c->layers;
     const double E = (double)config_embed(c), V = (double)c->vocab;
     const double layer = C * (double)(config_qkv(c) + config_att(c) + config_mlp(c) + c->ffn);
-    return 6 * (L * layer + V * E + (c->embed > 0 ? 2 * C * E : 0)) 
-        + 12 * L * A * tokens_seen(T, c->window);
+    return 6 * (L * layer + V * E + (c->embed > 0 ? 2 * C * E : 0))
+         + 12 * L * A * tokens_seen(T, c->window);
 }
 
 #endif

@@ -65,7 +65,7 @@ typedef struct {
     unsigned group;               // number of query heads that share a key head
     unsigned part;                // query heads of a group that one block sums for dk and dv
     unsigned width, keys;         // channels of the query heads, of the key heads
-    unsigned window, pitch;       // tokens that a query sees, at most (0: no limit); qkv's row
+    unsigned pitch, window;       // channels of a row of qkv; for plans only: see tokens_seen()
     float scale, scale2;          // factors of scores: for exp(x), and for 2^x
 } AttentionShape;
 
@@ -77,7 +77,7 @@ static AttentionShape attention_shape(size_t B, size_t T, size_t NH, size_t NKV,
     return AttentionShape{.B = (unsigned)B, .T = (unsigned)T, .NH = heads, .NKV = key_heads,
                           .HS = size, .group = heads / key_heads, .part = heads / key_heads,
                           .width = heads * size, .keys = key_heads * size,
-                          .window = (unsigned)window, .pitch = (heads + 2 * key_heads) * size,
+                          .pitch = (heads + 2 * key_heads) * size, .window = (unsigned)window,
                           .scale = scale, .scale2 = scale * LOG2_E};
 }
 

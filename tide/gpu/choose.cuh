@@ -131,7 +131,7 @@ typedef struct { double seconds, flops; } LayerTimes;
 static double attention_flops(GPT2 *g) {
     enum { RUNS = 8 };
     const GPT2Config *c = &g->config;
-    const AttentionShape s =
+    const AttentionShape s =  // without a window, because no `begins` follow
         attention_shape(g->B, g->T, c->heads, config_kv(c), config_head(c));
     const LayerActs a = layer_acts(g, 0);
     cudaEvent_t at[2];

@@ -21,11 +21,14 @@ static const Device device_table[] = {
     {"A100-PCIE-40GB",      312,   19.5, 1555},
     {"A100-SXM4-80GB",      312,   19.5, 2039},
     {"A100 80GB PCIe",      312,   19.5, 1935},
-    // NVIDIA A40 and RTX A6000 data sheets
+    // NVIDIA A30, A10, A40 and RTX A6000 data sheets
+    {"A30",                 165,   10.3, 933},
+    {"A10",                 125,   31.2, 600},
     {"A40",                 149.7, 37.4, 696},
     {"RTX A6000",           154.8, 38.7, 768},
-    // NVIDIA L4 and L40S data sheets; RTX 6000 Ada: Ada Lovelace architecture whitepaper
+    // NVIDIA L4, L40 and L40S data sheets; RTX 6000 Ada: Ada Lovelace architecture whitepaper
     {"L4",                  121,   30.3, 300},
+    {"L40",                 181,   90.5, 864},
     {"L40S",                362,   91.6, 864},
     {"RTX 6000 Ada Generation", 364.2, 91.1, 960},
     // NVIDIA H100 data sheet (SXM, PCIe, NVL); H200 data sheet (SXM, NVL); GH200 data sheet

@@ -11,7 +11,6 @@
 //   gpu_copy(), floats_move(), state_copy()    copy to and from the host while no work is queued
 #ifndef TIDE_GPT2_CUH
 #define TIDE_GPT2_CUH
-#include "../../offload.h"
 #include "cache.cuh"
 #include "columns.cuh"
 #include "host.cuh"
@@ -38,12 +37,12 @@ struct LayerActs {
     floatX *atty; float *lse;         // (N, NH HS), (B, NH, T): attention's output and log of sums
     floatX *mid;                      // (N, C)  the residual stream after attention
     floatX *ln_2; float *mean_2, *rstd_2;  // (N, C), (N), (N)
-    floatX *fc, *act;                 // (N, M), (N, F)  before and after the non-linearity
+    floatX *fc, *act;                 // (N or a chunk, M or F)  before, after the non-linearity
     floatX *cache;                    // (window, 2, NKV HS)  keys and values (cache.cuh), or NULL
     floatX *branch;                   // (N, C)  the branch's result, to be added to the stream
     floatX *out;                      // (N, C)  post-norm layers: their output
     bool turned;                      // q and k are rotated by their positions
-    size_t rows;                      // N; or, for parts 2 and 3, how many rows: see acts_rows()
+    size_t rows;                      // N; or, for parts 2 and 3, rows of a chunk: acts_chunk()
     // aliases, set by layer_order(): inputs of attention and MLP; mean and 1/std of `mid`
     floatX *att_in, *mlp_in; float *mid_mean, *mid_rstd;
 };
@@ -271,19 +270,27 @@ enum { HEAD_ROWS = 4096 };               // enough to keep the GPU busy: 400 MB 
 #endif
 
 #ifndef MLP_ROWS  // tests choose fewer
-#define MLP_ROWS ((size_t)1 << 14)
+#define MLP_ROWS ((size_t)1 << 14)       // most rows of a chunk
 #endif
 
-// Returns how many rows an MLP computes at a time. In a micro-batch of more than 2 MLP_ROWS rows, a
-// gated MLP without biases takes turns: only one turn's activations are in memory if backward makes
-// them again, and gradients of weights are summed in fp32, in the same order with any --recompute.
+// Returns how many rows an MLP computes at a time. If the largest micro-batch has more than 2
+// MLP_ROWS rows, a gated MLP without biases computes them in chunks of equal length (the last one
+// may be shorter). It then sums the gradients of its weights in fp32. Neither --recompute nor the
+// placement changes the chunks, so the bits are the same with all of them.
 static size_t mlp_rows(const GPT2 *g) {
-    const bool plain = !config_gated(&g->config) || config_biased(&g->config, BIAS_MLP);
-    const size_t N = g->max_B * g->max_T;
-    return plain || N <= 2 * MLP_ROWS ? N : MLP_ROWS;
+    const GPT2Config *c = &g->config;
+    const bool whole = !config_gated(c) || config_biased(c, BIAS_MLP) || c->post_norm;
+    const size_t N = g->max_B * g->max_T, chunks = ceil_div(N, MLP_ROWS);
+    return whole || N <= 2 * MLP_ROWS ? N : round_up(ceil_div(N, chunks), 8);
 }
 
-// Returns how many elements of dwide N rows need: for dqkv, and for one turn of the MLP.
+// Is only one chunk of the MLP's activations in memory? Backward, if there is one, computes each
+// chunk again.
+static bool one_chunk(const GPT2 *g) {
+    return !g->training || g->choice.recompute == RECOMPUTE_BLOCK;
+}
+
+// Returns how many elements of dwide N rows need: for dqkv, and for one chunk of the MLP.
 static size_t wide_elements(const GPT2 *g, size_t N) {
     const GPT2Config *c = &g->config;
     return max_size(N * config_qkv(c), min_size(N, mlp_rows(g)) * config_mlp(c));
@@ -349,13 +356,12 @@ static bool shares_acts(const GPT2 *g) {
 static ActsPlace acts_place(const GPT2 *g) {
     const LayerAct act[] = {LAYER_ACTIVATIONS(ACT_ROW, &g->config)};
     const size_t N = g->max_B * g->max_T;
-    const bool one_turn = !g->training || g->choice.recompute == RECOMPUTE_BLOCK;
     size_t sizes[2] = {0, 0};  // bytes of a layer's own activations, and of shared activations
     ActsPlace p;
     p.entry = round_up(N * g->config.channels * sizeof(floatX), 256);
     for (int k = 0; k < LAYER_ACTS; k++) {
         const size_t size = act[k].f32 ? sizeof(float) : sizeof(floatX);
-        const size_t rows = act[k].turns && one_turn ? min_size(N, mlp_rows(g)) : N;
+        const size_t rows = act[k].chunked && one_chunk(g) ? min_size(N, mlp_rows(g)) : N;
         p.shared[k] = !g->training || g->choice.recompute > act[k].kept;
         p.bytes[k] = round_up(rows * act[k].width * size, 256);
         p.at[k] = sizes[p.shared[k]];
@@ -407,10 +413,9 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     return a;
 }
 
-// Returns the activations of a turn of the MLP, which begins at row `first`.
-static LayerActs acts_rows(const GPT2 *g, const LayerActs *all, size_t first) {
-    const bool one_turn = !g->training || g->choice.recompute == RECOMPUTE_BLOCK;
-    const size_t C = g->config.channels, stored = one_turn ? 0 : first;
+// Returns the activations of a chunk of the MLP, which begins at row `first`.
+static LayerActs acts_chunk(const GPT2 *g, const LayerActs *all, size_t first) {
+    const size_t C = g->config.channels, stored = one_chunk(g) ? 0 : first;
     LayerActs a = *all;
     a.rows = min_size(mlp_rows(g), all->rows - first);
     a.mlp_in += first * C;
@@ -420,6 +425,7 @@ static LayerActs acts_rows(const GPT2 *g, const LayerActs *all, size_t first) {
     return a;
 }
 
+// Returns the shape of attention in this batch.
 static AttentionShape layer_shape(const GPT2 *g) {
     const GPT2Config *c = &g->config;
     return attention_shape(g->B, g->T, c->heads, config_kv(c), config_head(c), c->window);

@@ -241,9 +241,9 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
             BUFFER(ANY, "gradients", WIRE_CHUNK * f32, g->wire);
         if (!head_in_place(g)) BUFFER(ANY, "gradients", head * f32, g->dwte);
         BUFFER(ANY, "backward", N * C * X_, g->dx);
-        const size_t mlp = (config_mlp(&g->config) + g->config.ffn) * C * f32;
+        const size_t sums = (config_mlp(&g->config) + g->config.ffn) * C * f32;
         BUFFER(ANY, "backward", wide_elements(g, N) * X_, g->dwide);
-        BUFFER(ANY, "backward", N > mlp_rows(g) ? mlp : 0, g->mlp_sums);
+        BUFFER(ANY, "backward", N > mlp_rows(g) ? sums : 0, g->mlp_sums);
         BUFFER(ANY, "backward", N * g->config.heads * f32, g->delta);
         BUFFER(ANY, "backward", sums_scratch(&g->config, N) * f32, g->scratch);
         BUFFER(ANY, "backward", g->pieces.blocks * sizeof(double), g->norm_sums);

@@ -257,7 +257,7 @@ static void matmul_settle(Matmul *lt, MatmulPlan *p, const MatmulOperands *x) {
     const Tuned *known = tune_find(&lt->tune, &mine.shape);
     cublasLtMatmulHeuristicResult_t result;
     if (known == NULL && (!lt->tune.measures || p->shape.accumulate)) {
-        lt->tune.missing += !lt->tune.measures;
+        lt->tune.missing += !lt->tune.measures && !p->shape.accumulate;
         return;
     }
     if (known == NULL) {

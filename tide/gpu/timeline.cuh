@@ -9,7 +9,6 @@
 #ifndef TIDE_TIMELINE_CUH
 #define TIDE_TIMELINE_CUH
 #include "queue.cuh"
-#include "../plan/trace.h"
 
 typedef struct {
     TraceSpan span;

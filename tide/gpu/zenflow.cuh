@@ -16,7 +16,6 @@
 // During the next window the worker updates the late columns; then the GPU gets their new weights.
 #ifndef TIDE_ZENFLOW_CUH
 #define TIDE_ZENFLOW_CUH
-#include "../run/zen_run.h"
 #include "zero.cuh"
 
 // ---------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@
 // arithmetic are floatX (float, bf16 or fp16).
 #ifndef TIDE_ZO_CUH
 #define TIDE_ZO_CUH
-#include "gpt2.cuh"
 #include "heads.cuh"
 #include "../../zero.h"
 

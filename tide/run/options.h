@@ -382,21 +382,23 @@ static void option_write(FILE *f, const Options *o, const Option *opt) {
 // ---------------------------------------------------------------------------------------------
 // The command line
 
-// Refuses an unknown option. Proposes the first option that is a word of the name, as in
-// --batch-size, or begins with it, or whose help has its words, as for --learning-rate.
+// Refuses an unknown option. Proposes the first option that begins a word of the unknown name, as
+// in --batch-size, or that begins with the whole name, or whose help has all its words, at least
+// two, as for --learning-rate.
 static void unknown_option(const char *arg) {
     const char *name = arg + strspn(arg, "-");
+    const int n = (int)min_size(strcspn(name, "="), 60);
     char words[64], key[64];
-    snprintf(words, sizeof words, " %.*s", (int)min_size(strcspn(name, "="), 60), name);
+    snprintf(words, sizeof words, " %.*s", n, name);
     for (char *c = words; *c != '\0'; c++) if (*c == '-' || *c == '_') *c = ' ';
     const bool several = strchr(words + 1, ' ') != NULL;
-    for (const Option *opt = option_table; opt < option_table + OPTION_COUNT; opt++) {
+    for (const Option *opt = option_table; n > 0 && opt < option_table + OPTION_COUNT; opt++) {
         if (opt->type == O_TITLE) continue;
         snprintf(key, sizeof key, " %s", opt->name);
         for (char *c = key; *c != '\0'; c++) if (*c == '-') *c = ' ';
         if (strstr(words, key) != NULL || strncmp(key, words, strlen(words)) == 0
-            || (several && strstr(opt->help, words + 1) != NULL))
-            die("unknown option %.60s; did you mean --%s?", arg, opt->name);
+            || (several && strstr(opt->help, words) != NULL))
+            die("unknown option --%.*s; did you mean --%s?", n, name, opt->name);
     }
     die("unknown option %.60s; see --help all", arg);
 }

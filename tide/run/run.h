@@ -309,7 +309,8 @@ static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
 static void run_hint(const Run *r) {
     const bool chats = run_task(r)->chat.format != NULL;
     const int format = chats ? r->o.chat_format : 0;
-    const char *quote = strpbrk(r->o.out, " \t\"$`\\*?[&;|<>()#!~") != NULL ? "'" : "";
+    const char *words = strpbrk(r->o.out, " \t\n\"'$`\\*?[&;|<>()#!~");  // needs quotes in a shell
+    const char *quote = words == NULL ? "" : strchr(r->o.out, '\'') != NULL ? "\"" : "'";
     if (r->tokenizer == NULL) return;
     printf("try it: %s --model %s%s%s %s%s%s\n", r->program, quote, r->o.out, quote,
            chats ? "--chat" : "--prompt \"...\"", format > 0 ? " --chat-format " : "",

@@ -36,7 +36,7 @@ static void gpt2_make(GPT2 *g, size_t B, size_t T, size_t accum) {
     g->accumulating = accum > 1;
     g->packed = true;  // room for begins
     g->head_rows = 5;
-    mlp_turn = g->config.qk_norm ? 5 : (size_t)1 << 14;  // Qwen3's MLP takes turns
+    mlp_chunk = g->config.qk_norm ? 5 : (size_t)1 << 14;  // Qwen3's MLP works in chunks
     g->choice.mode = OFFLOAD_NONE;
     gpt2_place(g);
     gpt2_allocate(g);

@@ -56,9 +56,9 @@ static void (*rehearsal_change)(Rehearsal *q);
     (rehearsal_change != NULL ? rehearsal_change(q) : (void)0, predict(q, __VA_ARGS__))
 
 // Small enough for several turns with small models.
-static size_t wire_chunk = (size_t)1 << 22, mlp_turn = (size_t)1 << 14;
+static size_t wire_chunk = (size_t)1 << 22, mlp_chunk = (size_t)1 << 14;
 #define WIRE_CHUNK wire_chunk
-#define MLP_ROWS mlp_turn
+#define MLP_ROWS mlp_chunk
 
 #include "sites.cuh"
 #include "../../../train_gpt2.cu"
@@ -82,7 +82,7 @@ struct Shape {
     const char *name;
     size_t L, NH, C, F, V, context, B, T;
     int activation, tied, recompute;
-    size_t accum, head_rows;                // the head's rows at a time, and an MLP's with turns
+    size_t accum, head_rows;                // rows of a chunk of the head, and of an MLP
     bool repeated;                          // nearly all tokens are the same one
     size_t document = 0;                    // rows hold documents of so many tokens; 0: one each
     int family = FAMILY_GPT2;               // of the LLaMA family: its activation, whatever is above
@@ -183,7 +183,7 @@ static GPT2 *model_new(const Shape *s) {
     g->moments_bf16 = moments_bf16;
     g->master_bf16 = master_bf16;
     g->accumulating = s->accum > 1;
-    g->head_rows = mlp_turn = s->head_rows;
+    g->head_rows = mlp_chunk = s->head_rows;
     g->max_B = s->B;
     g->max_T = s->T;
     g->choice.mode = OFFLOAD_NONE;

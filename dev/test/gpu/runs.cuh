@@ -85,8 +85,9 @@ static const struct {
     "chunks --precision fp32 --accum 2 --clip 0.05 sizes --offload interleave --share 1 "
         "--subgroup 4096 --slots 1 places=3 --grad-wire fp32 tight=1 --moments bf16 streamed=1 "
         "ring=3",
-    // the MLP takes turns, of which one is in memory
+    // the MLP works in chunks, of which one is in memory, or all
     "chunks --recompute block --clip 0.05 sizes evaluates --offload zero streamed=2",
+    "chunks --recompute light --clip 0.05 --offload interleave --share 0.5",
     // inputs of layers leave, and nothing else
     "deep --accum 3 --activations host --clip 0.05 sizes evaluates",
     // masters in bf16: residents, visitors and the CPU's; sums; weights on the host
@@ -110,6 +111,7 @@ static const struct {
         "--share 0.5 tight=1 streamed=2",
     "llama ranks=2 --zero 3 --master bf16 --clip 0.05 --offload interleave --share 0.5 streamed=2",
     "chunks ranks=2 --zero 3 --recompute block --accum 2 --clip 0.05",
+    "chunks ranks=2 --zero 2 --recompute block --clip 0.05 --offload zero",
     }},
     {"test_zenflow_gpu", 30, 6, {"five|odd|wide|one", "--precision bf16|--precision fp32",
      "|--accum 2", "--recompute none|--recompute block|--activations host", "--clip 0.05|--clip 0",
@@ -132,6 +134,8 @@ static const struct {
         "--zen-window 2 --zen-reselect 3 timed streamed=1 above=late,swapped",
     "tied --master bf16 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 2 "
         "--zen-reselect 3 --moments bf16 evaluates above=late,selected,swapped",
+    "chunks --recompute block --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 2 "
+        "--zen-reselect 3 above=late",
     // gradients that are scaled, as fp16's, by another factor in the next step
     "five scaled --offload zenflow --zen-topk 0.3 --zen-window 2 --zen-reselect 3 --zen-warmup 2 "
         "--zen-overlap off above=selected",
