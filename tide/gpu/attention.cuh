@@ -50,6 +50,7 @@
 #ifndef TIDE_ATTENTION_CUH
 #define TIDE_ATTENTION_CUH
 #include "queue.cuh"
+#include "../base/model.h"
 #include <cuda_pipeline.h>
 #include <math.h>
 #include <type_traits>

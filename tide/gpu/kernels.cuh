@@ -21,7 +21,6 @@
 #pragma once
 #include "attention.cuh"
 #include "matmul.cuh"
-#include "../base/model.h"
 
 enum { BLOCK_THREADS = 256, BLOCK_WARPS = BLOCK_THREADS / 32 };
 

@@ -69,7 +69,7 @@ same_bits() {
         [ "$code" = 0 ] ||
             echo "FAIL $1 under $s: code $code: $(cat "$work/$1.$s" "$work/$1.$s.err" | one_line)"
     done
-    while read -r line; do
+    while IFS= read -r line; do
         others=
         for s in $2; do grep -qxF "$line" "$work/$1.$s" || others="$others $s"; done
         if [ -z "$others" ]; then echo "ok $1 ${line#* }"

@@ -280,8 +280,8 @@ static void rows_draw(const char *const *settings, int count) {
             for (uint32_t v = (random.x[0] + (uint32_t)k) % n; v > 0; v--)
                 value = strchr(value, '|') + 1;
             const size_t end = strlen(text), length = strcspn(value, "|");
-            snprintf(text + end, sizeof text - end, "%.*s%s", (int)length, value,
-                     length > 0 ? " " : "");
+            snprintf(text + end, sizeof text - end, "%s%.*s", end > 0 && length > 0 ? " " : "",
+                     (int)length, value);
         }
         row_add(text);
     }
