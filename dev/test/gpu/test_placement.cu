@@ -131,9 +131,13 @@ static const Clock placement_clocks[] = {
         // with more than one slot, both directions are busy at once
         {"five --offload interleave --share 1 --slots 1", "link", 1.9, 2.1},
         {"five --offload interleave --share 1 --slots 2", "link", 1, 1.24},
+        {"five --offload interleave --share 1 --slots 3",
+         "five --offload interleave --share 1 --slots 2", 0.95, 1},
         // while visitors travel, the CPU updates what does not
         {"five --offload interleave --stride 2 updates=650", "five --offload zero updates=650",
          0.5, 0.65},
+        {"five --offload interleave --stride 2 updates=650",
+         "five --offload interleave --share 1 --slots 2", 0.5, 0.65},
         // gradients leave while backward goes on; while one is added to its sum, the next one lands
         {"five --offload zero", "five --offload zero --no-overlap", 0.7, 0.78},
         {"five --accum 2 --offload zero tight=1 updates=40", "link", 1.6, 1.72}}},
