@@ -195,8 +195,25 @@ static void test_a_signal_ends_a_pass(void) {
     gpt2_free(&g);
 }
 
+// With a sliding window, a step's operations are those of the tokens that are seen.
+static void test_operations(void) {
+    GPT2Config c = small;
+    const size_t T = 64;
+    const double whole = gpt2_flops_per_token(&c, T);
+    for (size_t window = 1; window < T; window += 9) {
+        double seen = 0;
+        for (size_t t = 0; t < T; t++) seen += (double)min_size(t + 1, window) / (double)T;
+        CHECK(fabs(tokens_seen(T, window) - seen) <= 0.5, "window %zu: %g of %g", window,
+              tokens_seen(T, window), seen);
+        c.window = window;
+        const double less = 12 * 2 * 36 * (32 - tokens_seen(T, window));  // of both layers
+        CHECK(fabs(whole - gpt2_flops_per_token(&c, T) - less) < 1e-6 * whole, "window %zu", window);
+    }
+}
+
 int main(void) {
     RUN(test_activations);
+    RUN(test_operations);
     RUN(test_late_positions);
     RUN(test_attention_is_its_definition);
     RUN(test_threads_do_not_change_bits);
