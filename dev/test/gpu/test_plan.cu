@@ -78,6 +78,10 @@ static void a_step_of_three_pieces_is_as_by_hand(void) {
     IS(y.attention, 7 * 1024.0 * 1024 * 64 / 2e12);
     IS(y.step, x.step + y.attention);
     IS(y.backward, x.backward + y.attention * 5 / 7);
+    Trainer *windowed = trainer_open(&s);
+    windowed->g->config.window = 256;  // of 1024 tokens, 224 are seen on average, not 512
+    IS(trainer_predict(windowed, &r, &c, s.recompute).attention, y.attention * 224 / 512);
+    trainer_close(windowed);
 
     // passes besides: 8 C of norms and sums, which take twice as long as others; in fp32, 12 C of
     // GELU and 3 C of the bias of q, k and v, which 16 bits have in products. The gradient of wte
