@@ -86,8 +86,7 @@ static void layer_part(GPT2 *g, int part, const LayerActs *a, const LayerWeights
 }
 
 // Runs the MLP's backward pass for a->rows rows: dx -> dact -> dfc (both in dwide) -> dmlp_in (in
-// dc). Writes the gradients of both products' weights or, if `adds`, adds to them: they are fp32
-// then. Writes the gradient of fc's bias to d_bias, unless it is NULL.
+// dc). Writes the weights' gradients, or adds to them (fp32) if `adds`. d_bias: fc's, or NULL.
 template <typename D>
 static void mlp_backward(GPT2 *g, const LayerActs *a, const LayerWeights *w, floatX *d_bias,
                          D *d_fc, D *d_proj, floatX *dc, const floatX *dx, bool adds) {
@@ -132,15 +131,14 @@ static void layer_backward(GPT2 *g, size_t l) {
     if (N <= mlp_rows(g)) {
         mlp_backward(g, &a, &w, d.fc_b, d.fc_w, d.fcproj_w, dc, dx, false);
     } else {
-        float *const fc_sum = g->mlp_sums, *const proj_sum = fc_sum + M * C;
+        float *const fc = g->mlp_sums, *const proj = fc + M * C;
         for (size_t first = 0; first < N; first += mlp_rows(g)) {
             const LayerActs chunk = acts_chunk(g, &a, first);
-            floatX *const to = dc + first * C, *const from = dx + first * C;
             if (one_chunk(g)) layer_part(g, 2, &chunk, &w);
-            mlp_backward(g, &chunk, &w, NULL, fc_sum, proj_sum, to, from, first > 0);
+            mlp_backward(g, &chunk, &w, NULL, fc, proj, dc + first * C, dx + first * C, first > 0);
         }
-        round_gradient(d.fc_w, fc_sum, M * C, stream);
-        round_gradient(d.fcproj_w, proj_sum, c->ffn * C, stream);
+        round_gradient(d.fc_w, fc, M * C, stream);
+        round_gradient(d.fcproj_w, proj, c->ffn * C, stream);
     }
     if (post) {
         residual_forward(dc, dx, N * C, stream);
@@ -815,6 +813,8 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     zo_open(g, r);
     g->zero = zero_open(r);
     gpt2_follow(g, r, zero_stage(g->zero));
+    if (o->weights == WEIGHTS_HOST && g->weights == WEIGHTS_GPU && !r->only_sampling)
+        printf("without training, all weights are on the GPU\n");
     g->shards = g->zero == NULL ? gpt2_shards_all(&g->table)
               : zero_shards(&g->table, r->world, r->rank, g->zero->rows);
     return settle(g, r);

@@ -275,8 +275,8 @@ enum { HEAD_ROWS = 4096 };               // enough to keep the GPU busy: 400 MB 
 
 // Returns how many rows an MLP computes at a time. If the largest micro-batch has more than 2
 // MLP_ROWS rows, a gated MLP without biases computes them in chunks of equal length (the last one
-// may be shorter). It then sums the gradients of its weights in fp32. Neither --recompute nor the
-// placement changes the chunks, so the bits are the same with all of them.
+// may be shorter). It then sums the gradients of its weights in fp32. The chunks depend on model
+// and micro-batch alone, so every --recompute and every placement has the same bits.
 static size_t mlp_rows(const GPT2 *g) {
     const GPT2Config *c = &g->config;
     const bool whole = !config_gated(c) || config_biased(c, BIAS_MLP) || c->post_norm;

@@ -320,8 +320,8 @@ static void run_body(int rank) {
     _exit(test_failures_here > 0 ? 99 : code);
 }
 
-// Calls it on so many ranks, with the same random numbers. Returns the code that all of them end
-// with, or -1.
+// Runs `call` on `world` ranks, which draw the same random numbers. Returns the exit code that all
+// ranks have, or -1.
 static int on_ranks(int world, int (*call)(void)) {
     bool same = true;
     body = call;

@@ -75,7 +75,8 @@ static void resuming_cuts_the_log_back(void) {
 }
 
 // A full disk costs lines, of which the first is said, and leaves none that is torn. A plot, or a
-// log that is cut back, which cannot be written leaves the old file. What is no file is named.
+// log that is cut back, which cannot be written leaves the old file. An error names a path that is
+// not a file.
 static void a_full_disk_costs_lines(void) {
     begin_anew();
     for (size_t i = 1; i <= 100; i++) step(i, 100, 1);

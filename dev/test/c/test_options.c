@@ -114,7 +114,7 @@ static void options_are_stored_in_their_fields(void) {
     big[0] = big[1] = '-';
     big[sizeof big - 1] = '\0';
     CHECK(DIES_WITH("see --help", cpu(big)), "long");
-    // Where there is something to sample with, and nothing else to do, it is sampled.
+    // A run with a prompt and without data only samples.
     CHECK(cpu("--model m --prompt x").steps == 0, "a sample");
     CHECK(options_of("--plan --model m --prompt x", true).steps == 1000, "a plan");
 }

@@ -174,7 +174,7 @@ static void scene_meets_nobody(int rank) {
     MUST(!"met");
 }
 
-// Rank and world of those who come; is the port taken?; and what is said.
+// Rank and world of each process that connects; is the port taken?; the words that rank 0 prints.
 static void test_who_comes(void) {
     static const struct { int count, come[3][2]; bool taken; const char *words[3]; } rows[] = {
         {2, {{0, 5}, {1, 5}}, false,

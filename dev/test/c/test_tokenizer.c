@@ -357,8 +357,8 @@ static void words_are_cut(void) {
     }
 }
 
-// Compositions of literal texts that no case of cases.jsonl shows: two marks of one class, what is
-// no UTF-8, what has no trailing consonant, and three times the bytes.
+// Compositions that no case of cases.jsonl shows: two marks of one class, bytes that are not UTF-8,
+// a syllable without a trailing consonant, and a result of three times the bytes.
 static void nfc_composes(void) {
     static const struct { const char *text, *expected; } cases[] = {
         {"a\xcc\x8d\xcc\x81", "a\xcc\x8d\xcc\x81"}, {"e\xff\xcc\x81", "e\xff\xcc\x81"},

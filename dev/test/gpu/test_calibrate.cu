@@ -91,7 +91,7 @@ static void check_rates(const Rates *r) {
 }
 
 // Several ranks of a node measure at once; and, on the emulated GPU, while nearly all of its memory
-// is in use. What the libraries keep, they have after the first time.
+// is in use. The libraries allocate what they keep in the first of two measurements.
 static void test_measure(void) {
     Rates r;
     size_t gpu = 0;

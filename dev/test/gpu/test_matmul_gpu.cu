@@ -176,8 +176,7 @@ static void epilogues(void) {
     if (unfused > 0) SKIP("the library lacks some of the epilogues of gradients");
 }
 
-// A shape is searched once, wherever its operands are. Of more shapes than the table has room for,
-// the oldest go.
+// A shape is searched once, wherever its operands are. A full table drops its oldest shapes.
 static void plans_are_kept(void) {
     const Form plain = {false, true, false, false, 0, 0};
     check<bf16, bf16>(50, 64, 80, plain);

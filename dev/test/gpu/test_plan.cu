@@ -200,8 +200,8 @@ static void the_search_takes_what_suits_the_machine(void) {
 
 #define TAKES(a, b) CHECK(is_about(a, b, 1e-4), "%.9g s, not %.9g", (double)(a), (double)(b))
 
-// What a rehearsal says, and how large this rank's part of the model is: all of it, what is
-// chosen, and what is not, of which so much in each layer.
+// The prediction of a rehearsal, and how many elements this rank's part of the model has: in all,
+// in chosen columns, in the others, and in the others of each layer.
 typedef struct { Prediction t; double elements, chosen, rest, layer; } ZenTimes;
 
 // sums: on the host, for which there is room. streamed: the layers whose weights the host stores.
@@ -248,8 +248,9 @@ static void free_hosts_leave_compute(void) {
     CHECK(x.t.d2h_bytes == 0 && x.t.h2d_bytes == 0, "%g, %g", x.t.d2h_bytes, x.t.h2d_bytes);
 }
 
-// Where one stream never rests, it decides: all but the chosen columns' share of gradients leaves,
-// and of weights that share comes once in a window. Here the host's memory gives 1e9 bytes/s.
+// A stream that never rests decides the time: gradients are copied out except those of chosen
+// columns, and as large a part of the weights is copied in once in a window. Here the host's memory
+// gives 1e9 bytes/s.
 static void the_slowest_decides(void) {
     static const struct { size_t window, planned; bool overlap; int sums; } rows[] = {
         {1, 1, true, 1}, {2, 2, true, 1}, {4, 4, true, 1}, {4, 4, true, 2}, {16, 16, true, 2},
@@ -575,7 +576,7 @@ static double throughput(Case x) {
     return 1e-9 * seen.elements / seen.t.update;
 }
 
-// How much faster than DeepSpeed, for each of n changes of both systems.
+// Writes how much faster our step is than DeepSpeed's, for each of n changes of both systems.
 typedef struct { char text[80]; } Cell;
 template <typename F> static Cell compared(int n, F change) {
     Cell c = {""};
