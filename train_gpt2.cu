@@ -595,7 +595,7 @@ static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step) {
 // Runs the backward pass, from the head's gradient down to the embeddings. accumulate is false in
 // the first micro-batch of a step, last is true in the last one. Before a segment's gradient is
 // made, its room must be free; then gradient_complete() handles the gradient. step: AdamW's
-// constants, to update the segment after that; if step is NULL, gpt2_update() updates all segments.
+// constants, if the last micro-batch then updates the segment; NULL: gpt2_update() updates all.
 static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *step = NULL) {
     const size_t L = g->config.layers;
     int visit = 0;
@@ -630,7 +630,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *s
         event_record(g->grad_rooms.full[seg->grad_room], g->compute);
         if (g->zero != NULL) zero_reduce(g, s);  // the gradient becomes the sum over ranks
         gradient_complete(g, s, accumulate, last);
-        if (step != NULL) visit = update_segment(g, s, visit, step);
+        if (last && step != NULL) visit = update_segment(g, s, visit, step);
     }
 }
 
@@ -692,7 +692,7 @@ static StepResult train_step(GPT2 *g, Run *r, size_t step) {
         if (r->words) gpt2_classify(g, grad_scale, share, micro > 0);
         else gpt2_head(g, grad_scale, share, micro > 0, NULL);
         const bool last = micro + 1 == r->o.accum;
-        gpt2_backward(g, micro > 0, last, last && g->update_in_backward ? &unclipped : NULL);
+        gpt2_backward(g, micro > 0, last, g->update_in_backward ? &unclipped : NULL);
     }
     // Wait for loss and norm, clip to --clip, and queue the update. The GPU updates while it runs
     // the next step, whose time includes the update's.

@@ -78,11 +78,8 @@ trains() { case $(files_of "$1") in *build/tsan*) true ;; *) false ;; esac; }
 
 tests() {
     for built in $(files_of "$1"); do
-        case $built in
-            build/tsan/*) ;;
-            *test_model*) timeout 900 "$bin/../$built" --texts || return ;;
-            *) timeout 900 "$bin/../$built" || return ;;
-        esac
+        case $built in build/tsan/*) continue ;; esac
+        timeout 900 "$bin/../$built" || return
     done
 }
 

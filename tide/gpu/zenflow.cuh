@@ -109,7 +109,6 @@ static void zen_pieces(Pieces *list, ZenFlow *z) {
         late->kind = PIECE_LATE;
         late->state_at = late->grad_at = s->rest_at;
         late->length = s->rest;
-        late->first_block += late->blocks;
         late->blocks = 0;
         late->first_run = list->run_count;
         late->runs = 0;

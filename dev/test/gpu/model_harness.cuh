@@ -247,7 +247,7 @@ static double gpu_gradient(GPT2 *g, const Shape *s, const int32_t *inputs, const
         gpt2_forward(g, inputs + at, begins, targets + at, s->B, s->T);
         gpt2_head(g, loss_scale / (float)(N * all), 1 / (double)all, micro > 0, NULL);
         const bool last = micro + 1 == s->accum;
-        gpt2_backward(g, micro > 0, last, last ? update : NULL);
+        gpt2_backward(g, micro > 0, last, update);
     }
     *norm_squared = gpt2_grad_norm_squared(g, &loss) / (loss_scale * loss_scale);
     free(begins);
@@ -299,7 +299,6 @@ static size_t model_plan(GPT2 *g, int recompute, size_t limit, size_t host_limit
 
 static size_t free_memory(void) {
     size_t available, total;
-    CUDA(cudaDeviceSynchronize());
     CUDA(cudaMemGetInfo(&available, &total));
     return available;
 }

@@ -130,6 +130,8 @@ static const struct {
         "above=late,selected,swapped",
     "wide --accum 2 --clip 0.05 --offload zenflow --zen-window auto --zen-reselect 0 "
         "--threads 1 timed places=9 streamed=9 above=late",
+    // a window of two steps follows one of three, and queues the rest of its update at its end
+    "five --clip 0.05 --offload zenflow --zen-topk 0.7 --zen-window auto --zen-reselect 0 steps=9",
     "llama --accum 2 --recompute light --clip 0.05 --offload zenflow --zen-topk 0.3 "
         "--zen-window 2 --zen-reselect 3 timed streamed=1 above=late,swapped",
     "tied --master bf16 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 2 "

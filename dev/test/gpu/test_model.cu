@@ -1,9 +1,6 @@
 // test_model.cu: does the GPU trainer compute what the CPU trainer does? Its whole model, in fp32
 // and in bf16, against train_gpt2.c (cpu_reference.h): logits, every gradient, texts token by
 // token. The same source runs on a GPU and on the emulated one. (Steps: test_gpt2cu.)
-//
-// usage: test_model                     all tests
-//        test_model --texts             only sampling with a cache, for mutants.sh
 #include "runs.cuh"
 #include "cpu_reference.h"
 
@@ -309,12 +306,8 @@ static void test_texts_token_by_token(void) {
     check_cached(&cached[1], 3);
 }
 
-int main(int argc, char **argv) {
+int main(int, char **argv) {
     if (!test_whole()) without_protection(argv);
-    if (argc == 2 && strcmp(argv[1], "--texts") == 0) {
-        RUN(test_texts_token_by_token);
-        return test_summary();
-    }
     RUN(test_every_tensor);
     RUN(test_passes_for_epilogues);
 #ifdef ENABLE_FP16
