@@ -486,15 +486,17 @@ static void run_ranks(const Config *c, Shared *x, void (*rank_train)(const Confi
     }
 }
 
-// Returns how many ranks can be run: NCCL wants a GPU for each.
+// Returns how many ranks can be run: NCCL wants a GPU for each. A child counts the GPUs, because a
+// process that has called CUDA must not fork.
 static int ranks_at_most(void) {
-    if (EMULATED) return MOST_RANKS;
-    int devices = 0;
-    for (char path[32]; devices < MOST_RANKS; devices++) {
-        snprintf(path, sizeof path, "/dev/nvidia%d", devices);
-        if (access(path, F_OK) != 0) break;
+    static int devices = EMULATED ? MOST_RANKS : !rows_fork ? 1 : -1;
+    const pid_t child = devices < 0 ? fork() : 0;
+    if (devices < 0 && child == 0) {
+        cudaGetDeviceCount(&devices);
+        _exit(devices < 0 ? 0 : devices);
     }
-    return rows_fork ? devices : 1;
+    if (devices < 0) devices = code_of(child);
+    return devices;
 }
 
 // ---------------------------------------------------------------------------------------------
