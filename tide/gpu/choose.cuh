@@ -276,7 +276,7 @@ static void zen_choose(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     zen_open(r, &z->map, &z->clock, whole);
     zen_own(g);
     if (given && z->map.whole != whole)
-        die("--resident %g contradicts the checkpoint, in which the last %zu layers live on "
+        die("--resident %g contradicts the checkpoint, in which the last %zu layers are on "
             "the GPU: leave it out", o->resident, z->map.whole);
 }
 

@@ -319,7 +319,7 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     if (gpt2_bytes(g, true) > 0)
         plan_print("host", list, buffers, gpt2_bytes(g, true), host_limit, world);
     if (g->zo != NULL && g->offloaded)
-        printf("%d of %zu layer%s, of %.1f MiB, live on the host and visit %zu slot%s%s\n",
+        printf("%d of %zu layer%s, of %.1f MiB, are on the host and visit %zu slot%s%s\n",
                g->streamed, L, plural(L), mib(zo_layer_bytes(g)), g->zo->slots,
                plural(g->zo->slots), r->o.resident_blocks == AUTO_COUNT
                                          ? ": all of them would not fit on the GPU" : "");
@@ -337,7 +337,7 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
         printf(", %s resident", count_text((double)n[PIECE_RESIDENT]).text);
     printf("\n");
     if (g->offloaded) {
-        printf("gradients leave through %d place%s", g->grad_rooms.count,
+        printf("gradients leave through %d room%s", g->grad_rooms.count,
                plural((size_t)g->grad_rooms.count));
         if (g->slots.count > 0)
             printf(", visitors have %d slot%s", g->slots.count, plural((size_t)g->slots.count));
@@ -347,7 +347,7 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
                    g->choice.early, g->segments);
     }
     if (g->streamed > 0)
-        printf("weights of %d of %zu layers live on the host, and come to %d place%s in turn\n",
+        printf("weights of %d of %zu layers are on the host, and are copied to %d room%s in turn\n",
                g->streamed, L, g->weight_rooms.count, plural((size_t)g->weight_rooms.count));
     if (g->choice.recompute == RECOMPUTE_BLOCK) printf("recomputing activations in backward\n");
     if (g->choice.inputs_leave) printf("inputs of layers wait for backward on the host\n");

@@ -497,4 +497,4 @@ check zo_memory_has_both_models sh -c 'sh "$1/scripts/zo_memory.sh" opt-1.3b opt
     awk "NR > 1 && !(\$2 > \$3 && \$3 > \$4 && \$4 > \$5 && \$5 > \$6 && \$6 > 0) { exit 1 }
         END { exit NR != 3 }" zo_memory.out' - "$top"
 check sst2_is_planned_without_data sh -c 'sh "$1/scripts/zo_sst2.sh" opt-13b --plan --gpu-memory 23G \
-    --rates "$2" | grep -q "of 40 layers, .* live on the host"' - "$top" "$rates"
+    --rates "$2" | grep -q "of 40 layers, .* are on the host"' - "$top" "$rates"

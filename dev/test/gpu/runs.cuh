@@ -182,7 +182,7 @@ typedef struct {
     const Shape *shape;
     int ranks;                         // 0: one, without zero.cuh
     int places, tight, ring, early;    // see config_place(), model_begin()
-    int streamed;                      // layers whose weights live on the host
+    int streamed;                      // layers whose weights are on the host
     int sums;                          // of ZenFlow, on the host
     int sizes, evaluates;              // every second step has a smaller batch; each is evaluated
     int timed, rests;                  // with a timeline; all comes to rest after each step
