@@ -865,7 +865,7 @@ static int train(Run *r) {
         trace_counter(&g->timeline.trace, "memory", "resident state", 0,
                       g->training ? (double)state : 0);
     }
-    const double peak = device_peak(sizeof(floatX) == sizeof(float)).flops * (double)r->world;
+    const double peak = device_peak(sizeof(floatX) == sizeof(float)) * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
         StepResult result = train_step(g, r, step);
         tune_print(&g->lt.tune);
