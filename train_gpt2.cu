@@ -875,7 +875,6 @@ static int train(Run *r) {
         if (run_wants_save(r, step)) save(g, r);
     }
     save(g, r);
-    device_sync();
     timeline_close(&g->timeline);
     const int code = run_end(r);
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", mib(taken), mib(planned));
