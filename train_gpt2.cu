@@ -612,7 +612,7 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *s
             compute_span(g, "wait", s);
             stream_wait(g->compute, weights_event(g, s));
         }
-        if (shares_acts(g) && s >= 1 && s < L) {  // segment L still has its activations
+        if (g->choice.recompute >= RECOMPUTE_LIGHT && s >= 1 && s < L) {  // L has its activations
             if (g->choice.inputs_leave) {
                 compute_span(g, "wait", s);
                 stream_wait(g->compute, g->input_rooms.full[input_room(g, s - 1)]);
@@ -865,7 +865,7 @@ static int train(Run *r) {
         trace_counter(&g->timeline.trace, "memory", "resident state", 0,
                       g->training ? (double)state : 0);
     }
-    const double peak = device_peak(sizeof(floatX) == sizeof(float)).flops * (double)r->world;
+    const double peak = device_peak(sizeof(floatX) == sizeof(float)) * (double)r->world;
     for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
         StepResult result = train_step(g, r, step);
         tune_print(&g->lt.tune);
@@ -875,7 +875,6 @@ static int train(Run *r) {
         if (run_wants_save(r, step)) save(g, r);
     }
     save(g, r);
-    device_sync();
     timeline_close(&g->timeline);
     const int code = run_end(r);
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", mib(taken), mib(planned));

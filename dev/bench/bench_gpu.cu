@@ -30,14 +30,14 @@ static const Shape shapes[] = {  // a LLaMA model's MLP is not 4 C wide
 static struct {
     Matmul lt;
     Timed timed;
-    DevicePeak peak;
+    double flops, bytes_per_second;  // the device's peaks; INFINITY: not known
     const char *shape;
 } bench;
 
 // What multiplies matrices is held against the peak of that, everything else against memory's.
 static void report(const char *name, double t, double flops, double bytes) {
     const double rate = (flops > 0 ? flops : bytes) / t;
-    const double peak = flops > 0 ? bench.peak.flops : bench.peak.bytes_per_second;
+    const double peak = flops > 0 ? bench.flops : bench.bytes_per_second;
     printf("%s %-44s | %10.1f us, %8.1f %s | %5.1f %% of %s\n", bench.shape, name, 1e6 * t,
            rate * (flops > 0 ? 1e-12 : 1e-9), flops > 0 ? "TFLOP/s" : "GB/s", 100 * rate / peak,
            flops > 0 ? "arithmetic" : "memory");
@@ -232,8 +232,14 @@ int main(int argc, char **argv) {
     matmul_open(&bench.lt);
     bench.lt.alignment = alignment;
     CUDA(cudaDeviceSynchronize());
-    bench.peak = device_peak(fp32);
-    if (!(bench.peak.flops > 0)) bench.peak.flops = bench.peak.bytes_per_second = INFINITY;
+    cudaDeviceProp device;
+    int number = 0;
+    CUDA(cudaGetDevice(&number));
+    CUDA(cudaGetDeviceProperties(&device, number));
+    const Device *known = device_find(device.name);
+    bench.flops = device_peak(fp32);
+    bench.bytes_per_second = known != NULL ? 1e9 * known->bandwidth : INFINITY;
+    if (known == NULL) bench.flops = INFINITY;
     bool any = false;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const bool is_tiny = strncmp(shapes[i].name, "tiny", 4) == 0;

@@ -316,7 +316,8 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
     if (c->subgroup > 0 && g->shards.elements / c->subgroup > 100000)
         die("--subgroup %zu cuts this model into %zu sub-groups; at most 100000 are sensible",
             c->subgroup, g->shards.elements / c->subgroup);
-    OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
+    if (c->mode == OFFLOAD_ZENFLOW) zen_choose(g, r, limit, host_limit);
+    const OffloadMemory memory = gpt2_memory(g, o->recompute, limit, host_limit);
     if (c->mode == OFFLOAD_AUTO) {
         OffloadMemory kept = memory;  // first tries to keep all activations
         if (kept.recompute == RECOMPUTE_AUTO) kept.recompute = RECOMPUTE_NONE;
@@ -331,10 +332,6 @@ static bool choose_offload(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rat
         if (g->predicted.step == 0) search_print(&search);  // not for print_faster()
         gpt2_take(g, &search.choice);
         return true;
-    }
-    if (c->mode == OFFLOAD_ZENFLOW) {
-        zen_choose(g, r, limit, host_limit);
-        memory.sums = true;
     }
     if (c->mode == OFFLOAD_TWINFLOW && o->resident < 0) c->resident = -1;  // as much as fits
     // --stride auto takes the stride from equation 1 of Deep Optimizer States

@@ -1,7 +1,7 @@
 // devices.cuh: the peak rates of GPUs (arithmetic and memory bandwidth, from the vendor's data
 // sheets); opening a GPU; how much memory a run may take. The log's "% of peak" and the benchmarks
 // divide by these rates; for a GPU that is not in the table they print no percentage.
-//   device_peak()                       the current GPU's row
+//   device_peak()                       the current GPU's peak rate of arithmetic
 //   has_device(), open_device()         is there a GPU?; opens this rank's GPU
 //   gpu_available(), settle_limits()    free GPU memory; the memory that a run may take
 #ifndef TIDE_DEVICES_CUH
@@ -67,11 +67,8 @@ static const Device *device_find(const char *name) {
     return NULL;
 }
 
-// The peak rates of arithmetic in the run's precision and of memory; 0: not known.
-typedef struct { double flops, bytes_per_second; } DevicePeak;
-
-// Returns the current device's peak for training in fp32, or in 16 bits, and prints it.
-static DevicePeak device_peak(bool fp32) {
+// Returns the current device's peak flop/s in fp32 or in 16 bits, and prints it; 0: not known.
+static double device_peak(bool fp32) {
     cudaDeviceProp device;
     int number = 0;
     CUDA(cudaGetDevice(&number));
@@ -79,12 +76,12 @@ static DevicePeak device_peak(bool fp32) {
     const Device *known = device_find(device.name);
     if (known == NULL) {
         printf("device: %s, not in the table of devices: no %% of peak\n", device.name);
-        return DevicePeak{0, 0};
+        return 0;
     }
     const double rate = fp32 ? known->fp32 : known->bf16;
     printf("device: %s, %.4g TFLOP/s and %.4g GB/s (data sheet)\n", device.name, rate,
            known->bandwidth);
-    return DevicePeak{1e12 * rate, 1e9 * known->bandwidth};
+    return 1e12 * rate;
 }
 
 // ---------------------------------------------------------------------------------------------

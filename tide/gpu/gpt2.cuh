@@ -348,11 +348,6 @@ typedef struct {
     size_t all;                // bytes of all layers
 } ActsPlace;
 
-// Do layers share memory for some activations: for recomputed ones or, without backward, for all?
-static bool shares_acts(const GPT2 *g) {
-    return !g->training || g->choice.recompute >= RECOMPUTE_LIGHT;
-}
-
 static ActsPlace acts_place(const GPT2 *g) {
     const LayerAct act[] = {LAYER_ACTIVATIONS(ACT_ROW, &g->config)};
     const size_t N = g->max_B * g->max_T;
@@ -580,10 +575,16 @@ static bool head_in_place(const GPT2 *g) {
     return !g->config.tied && g->words.count == 0 && g->max_B * g->max_T <= g->head_rows;
 }
 
-// Tells the timeline that the compute stream begins to work on segment s; name NULL: that it ends
-// its work. bytes: of activations or gradients that it makes, as timeline --memory draws them.
+// Ends the compute stream's open span, and begins the next one, which works on segment s; name
+// NULL: none. bytes: of activations or gradients that it makes, as timeline --memory draws them.
 static void compute_span(GPT2 *g, const char *name, size_t s, size_t bytes = 0) {
-    timeline_compute(&g->timeline, name, s, bytes, g->compute);
+    Timeline *t = &g->timeline;
+    if (rehearsal != NULL)
+        rehearse_span(stream_number(g->compute), name == NULL ? -1 : ROW_COMPUTE,
+                      name == NULL ? "" : name, s, bytes);
+    if (t->base == NULL) return;
+    timeline_end(t, t->doing, g->compute);
+    t->doing = name == NULL ? -1 : timeline_begin(t, ROW_COMPUTE, name, s, bytes, g->compute);
 }
 
 // Counts, in a rehearsal, the bytes that the passes between a layer's products read and write:

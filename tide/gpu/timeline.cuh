@@ -4,7 +4,6 @@
 // and, with a file, the trace (trace.h).
 //   timeline_open(), timeline_step(), timeline_close()   a run, its steps
 //   timeline_begin(), timeline_end()                     a span
-//   timeline_compute()                                   a span of the compute stream
 //   timeline_log()                                       the counters' part for log.jsonl
 #ifndef TIDE_TIMELINE_CUH
 #define TIDE_TIMELINE_CUH
@@ -13,7 +12,6 @@
 typedef struct {
     TraceSpan span;
     cudaEvent_t begin, end;
-    bool ended;               // timeline_end() has recorded `end`
     bool between;             // the span is of an evaluation or a sample, so of no step
 } TimelineSlot;
 
@@ -43,10 +41,6 @@ static void timeline_open(Timeline *t, const char *file) {
     CUDA(cudaEventSynchronize(t->base));
 }
 
-static TimelineSlot *timeline_slot(Timeline *t, int span) {
-    return &t->half[span % 2].slot[span / 2];
-}
-
 // Begins a span in stream s, after all work that is queued there. row, name, number, bytes: as in
 // trace.h. Returns the span; -1: the timeline is closed.
 static int timeline_begin(Timeline *t, int row, const char *name, size_t number, size_t bytes,
@@ -61,7 +55,6 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
     }
     TimelineSlot *slot = &h->slot[h->count];
     slot->span = TraceSpan{0, 0, row, name, number, bytes};
-    slot->ended = false;
     slot->between = t->between;
     CUDA(cudaEventRecord(slot->begin, s));
     return 2 * h->count++ + t->now;
@@ -71,19 +64,7 @@ static int timeline_begin(Timeline *t, int row, const char *name, size_t number,
 static void timeline_end(Timeline *t, int span, cudaStream_t s) {
     if (rehearsal != NULL) rehearse_span_end(stream_number(s));
     if (span < 0 || rehearsal != NULL) return;
-    CUDA(cudaEventRecord(timeline_slot(t, span)->end, s));
-    timeline_slot(t, span)->ended = true;
-}
-
-// Ends the compute stream's open span and begins the next one; name NULL: none. bytes: see trace.h.
-static void timeline_compute(Timeline *t, const char *name, size_t number, size_t bytes,
-                             cudaStream_t compute) {
-    if (rehearsal != NULL)
-        rehearse_span(stream_number(compute), name == NULL ? -1 : ROW_COMPUTE,
-                      name == NULL ? "" : name, number, bytes);
-    if (t->base == NULL) return;
-    timeline_end(t, t->doing, compute);
-    t->doing = name == NULL ? -1 : timeline_begin(t, ROW_COMPUTE, name, number, bytes, compute);
+    CUDA(cudaEventRecord(t->half[span % 2].slot[span / 2].end, s));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -101,7 +82,6 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
     int n = 0, apart = h->count, kept = 0;  // spans[apart] and later spans: of no step
     for (int i = 0; i < h->count; i++) {
         TimelineSlot *slot = &h->slot[i];
-        if (!slot->ended) fail("step %zu: the span \"%s\" never ended", h->step, slot->span.name);
         if (cudaEventQuery(slot->end) == cudaErrorNotReady) {  // a later call reads it
             const TimelineSlot later = *slot;
             (void)cudaGetLastError();  // clears "not ready", which is no error here

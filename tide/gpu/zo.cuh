@@ -305,9 +305,7 @@ static void zo_fetch(GPT2 *g) {
     while (!g->segment[zo->newest].on_host);
     const floatX *home = zo_home(g, zo->newest);
     if (!zo->keeps_slots) {  // --zo-no-slots
-        stream_sync(g->compute);
-        stream_sync(g->out);
-        gpu_free(slot->weights);
+        gpu_free(slot->weights);  // waits for all work
         slot->weights = (floatX *)gpu_alloc(zo_layer_bytes(g), "a visiting layer");
         GPU_TAKES(g->fetch, zo_layer_bytes(g), gpu_alloc);
     }

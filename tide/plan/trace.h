@@ -120,15 +120,8 @@ static bool trace_error(const TraceFile *t, Error *err) {
     return error_set(err, "cannot write %.400s: %s", t->path, strerror(errno != 0 ? errno : EIO));
 }
 
-// Writes the name of a row. Rows are shown in the order of their numbers. No name needs escapes.
-static void trace_row(TraceFile *t, int row, const char *name) {
-    fprintf(t->file, ",\n{\"ph\":\"M\",\"pid\":0,\"name\":\"thread_name\",\"tid\":%d,\"args\":{"
-            "\"name\":\"%s\"}},\n{\"ph\":\"M\",\"pid\":0,\"name\":\"thread_sort_index\","
-            "\"tid\":%d,\"args\":{\"sort_index\":%d}}", row, name, row, row);
-}
-
-// Begins a trace file at `path`, which must stay valid, and names the rows. Replaces an older file.
-// On failure returns false, with the reason in err.
+// Begins a trace file at `path`, which must stay valid, and names the rows, which are shown in the
+// order of their numbers. Replaces an older file. On failure returns false, with the reason in err.
 static bool trace_open(TraceFile *t, const char *path, Error *err) {
     memset(t, 0, sizeof *t);
     t->path = path;
@@ -136,7 +129,10 @@ static bool trace_open(TraceFile *t, const char *path, Error *err) {
     if (t->file == NULL) return trace_error(t, err);
     fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"process_name\","
           "\"pid\":0,\"args\":{\"name\":\"tide\"}}", t->file);
-    for (int row = 0; row < ROWS; row++) trace_row(t, row, trace_rows[row]);
+    for (int row = 0; row < ROWS; row++)
+        fprintf(t->file, ",\n{\"ph\":\"M\",\"pid\":0,\"name\":\"thread_name\",\"tid\":%d,\"args\":{"
+                "\"name\":\"%s\"}},\n{\"ph\":\"M\",\"pid\":0,\"name\":\"thread_sort_index\","
+                "\"tid\":%d,\"args\":{\"sort_index\":%d}}", row, trace_rows[row], row, row);
     return true;
 }
 

@@ -131,7 +131,8 @@ static void trace_end(TraceFile *t) {
 // Spans may be in any order; narrow neighbours are one.
 static void picture_is_to_scale(void) {
     TraceFile t = trace_begin();
-    trace_row(&t, ROW_COMPUTE, "<&\\\"a row with a name that is much too long to be shown");
+    fprintf(t.file, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"tid\":%d,\"args\":{\"name\":"
+            "\"<&\\\"a row with a name that is much too long to be shown\"}}", ROW_COMPUTE);
     span(&t, ROW_COMPUTE, "forward", 1, 11, 12, 0);
     span(&t, ROW_COMPUTE, "forward", 0, 10, 11, 0);
     span(&t, ROW_COMPUTE, "backward", 31, 12, 14, 0);
