@@ -15,12 +15,15 @@ static Tokenizer *tokenizer_load(const char *dir) {
     return t;
 }
 
-// May a text be cut in front of white space? No, if an added token reaches over it.
+// May a text be cut between a letter or number and white space? No, if an added token reaches over
+// such a place, or if one ends there and the text behind it begins with a space of its own.
 static bool tokenizer_cuts(const Tokenizer *t) {
     for (int k = 0; k < 2; k++)
         for (size_t i = 0; i < t->added[k].count; i++) {
             const AddedToken *a = &t->added[k].tokens[i];
-            if (a->rstrip || strpbrk(a->content + 1, " \t\r\n") != NULL) return false;
+            const bool front = k == 0 && (t->steps & STEP_PREPEND);
+            if (a->rstrip || strpbrk(a->content + 1, " \t\r\n") != NULL
+                || (front && isalnum((unsigned char)a->content[a->length - 1]))) return false;
         }
     return true;
 }
