@@ -322,16 +322,14 @@ static const char *const config_known[] = {
     "hidden_act", "head_dim", "num_key_value_heads", "rms_norm_eps", "attention_bias", "mlp_bias",
     "layer_types", "no_rope_layer*", "sliding_window", "use_sliding_window", "max_window_layers",
     "rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings",
-    "_*", "architectures", "auto_map", "torch*", "dtype",
-    "transformers_version", "transformers.*", "unsloth_*", "*_token*", "tokenizer_*", "prefix",
-    "n_ctx", "n_special", "init*", "m*_length", "*drop*", "summary_*", "*task*", "*label*",
-    "problem_type", "output_*", "return_dict*", "top_?", "use_cache", "use_bfloat16",
+    "_*", "architectures", "auto_map", "torch*", "dtype", "transformers*", "unsloth_*", "*token*",
+    "prefix", "n_ctx", "n_special", "init*", "m*_length", "*drop*", "summary_*", "*task*",
+    "*label*", "problem_type", "output_*", "return_dict*", "top_?", "use_cache", "use_bfloat16",
     "use_flash_attn*", "attn_implementation", "use_mrope", "typical_p", "pretraining_tp",
     "reorder_and_upcast_attn", "pruned_heads", "chunk_size_feed_forward", "gradient_checkpointing",
-    "cross_attention_hidden_size", "is_decoder", "is_encoder_decoder", "is_llama_config",
-    "tie_encoder_decoder", "tf_legacy_loss", "rope_interleaved", "do_sample", "temperature",
-    "early_stopping", "num_beam*", "num_return_sequences", "*_penalty", "*ngram_size",
-    "bad_words_ids", "remove_invalid_values"};
+    "cross_attention_hidden_size", "*_decoder", "is_llama_config", "tf_legacy_loss",
+    "rope_interleaved", "do_sample", "temperature", "early_stopping", "num_beam*",
+    "num_return_sequences", "*_penalty", "*ngram_size", "bad_words_ids", "remove_invalid_values"};
 
 // Warns, in one line, of the members of a configuration that none of the three tables has.
 static void config_warn(const Json *root, const char *path) {
@@ -427,32 +425,34 @@ static size_t config_read_unturned(const Json *root, const char *path, const GPT
     return every;
 }
 
-// Reads the members that only the LLaMA family has. If only some layers have a sliding window, the
-// context is cut to the length of the window: a window changes nothing in sequences up to it.
+// Reads the members that only the LLaMA family has. If only some layers (in SmolLM3: any) have a
+// sliding window, the context is cut to its length: it changes nothing in sequences up to it.
 static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
+    const bool smollm3 = c->family == FAMILY_SMOLLM3, both = c->family == FAMILY_LLAMA || smollm3;
     const Json *window = json_member(root, "sliding_window");  // null: no window
-    const bool slides = c->family == FAMILY_MISTRAL
-        || ((qwen || c->unturned > 0) && config_flag(root, "use_sliding_window", false, path));
+    const Json *types = qwen || smollm3 ? json_get(root, "layer_types") : NULL;
+    const bool slides = c->family == FAMILY_MISTRAL || (smollm3 && types != NULL)
+        || ((qwen || smollm3) && config_flag(root, "use_sliding_window", false, path));
     c->kv_heads = config_size(root, "num_key_value_heads", c->heads, path);
     c->head_size = config_size(root, "head_dim", c->family == FAMILY_QWEN3 ? 128 : 0, path);
     if (c->head_size * c->heads == c->channels) c->head_size = 0;
     c->norm_eps = config_number(root, "rms_norm_eps", 1e-6, path);
-    const bool both = c->family == FAMILY_LLAMA || c->family == FAMILY_SMOLLM3;
-    if (both || c->family == FAMILY_QWEN3)
-        if (config_flag(root, "attention_bias", false, path))
-            c->unbiased &= ~(BIAS_QKV | BIAS_ATTPROJ);
+    if ((both || c->family == FAMILY_QWEN3) && config_flag(root, "attention_bias", false, path))
+        c->unbiased &= ~(BIAS_QKV | BIAS_ATTPROJ);
     if (both && config_flag(root, "mlp_bias", false, path)) c->unbiased &= ~BIAS_MLP;
     if (c->unturned > 0) c->unturned = config_read_unturned(root, path, c);
     config_read_rope(root, path, c);  // reads c->context, which the window changes below
     if (!slides || (window != NULL && window->type == JSON_NULL)) return;
-    size_t whole = qwen ? 28 : c->unturned > 0;  // number of layers without one
-    const Json *layers = json_get(root, "max_window_layers");
+    size_t whole = types != NULL ? 0 : qwen ? 28 : smollm3;  // number of layers without one
+    const Json *layers = types == NULL ? json_get(root, "max_window_layers") : NULL;
     if (qwen && layers != NULL && !json_size(layers, &whole))
         die("%s: max_window_layers must be a whole number", path);
+    for (const Json *type = types != NULL ? types->child : NULL; type != NULL; type = type->next)
+        whole += json_is(type, "full_attention");
     if (whole >= c->layers) return;
     const size_t most = config_size(root, "sliding_window", 4096, path);
-    if (whole == 0) c->window = most;
+    if (whole == 0 && !smollm3) c->window = most;
     else c->context = min_size(c->context, most);
 }
 

@@ -257,6 +257,8 @@ static void test_config_accepts(void) {
         "'hidden_act':'silu','attention_bias':true,'mlp_bias':true,'rope_theta':5e5," \
         "'partial_rotary_factor':1.0,'sliding_window':9000,'use_sliding_window':true"
     #define SLIDING "'sliding_window':9,'use_sliding_window':true,"
+    #define SLIDES "'sliding_attention'"
+    #define FULL "'full_attention'"
     #define SCALING_LLAMA3 "'factor':8,'low_freq_factor':1,'high_freq_factor':4"
     static const struct { const char *type, *more, *other; } good[] = {
         {"gpt2", "",
@@ -303,6 +305,17 @@ static void test_config_accepts(void) {
         {"qwen2", SLIDING "'max_window_layers':3", ""},
         {"qwen2", SLIDING "'max_window_layers':0", "window 9"},
         {"qwen3", "'use_sliding_window':true", ""},
+        // layer_types decides, where transformers reads it: in SmolLM3 alone
+        {"qwen2", SLIDING "'layer_types':[" SLIDES "," SLIDES "," SLIDES "]", "window 9"},
+        {"qwen3", SLIDING "'max_window_layers':0,'layer_types':[" FULL "," FULL "," FULL "]",
+         ""},
+        {"qwen3", SLIDING "'max_window_layers':0,'layer_types':[" SLIDES "," FULL "," SLIDES "]",
+         "context 9"},
+        {"qwen2", "'sliding_window':9,'layer_types':[" FULL "," SLIDES "," SLIDES "]", ""},
+        {"smollm3", "'sliding_window':9,'layer_types':[" SLIDES "," SLIDES "," SLIDES "]",
+         "context 9"},
+        {"smollm3", SLIDING "'layer_types':[" FULL "," FULL "," FULL "]", ""},
+        {"llama", "'sliding_window':9,'layer_types':['any']", ""},
         {"qwen3", "'use_sliding_window':true,'max_window_layers':2", "context 4096"},
         // which of the keys for rotary positions counts: rope_type before type; rope_scaling before
         // rope_parameters, unless it is empty
