@@ -612,7 +612,8 @@ static void gpt2_backward(GPT2 *g, bool accumulate, bool last, const AdamStep *s
             compute_span(g, "wait", s);
             stream_wait(g->compute, weights_event(g, s));
         }
-        if (g->choice.recompute >= RECOMPUTE_LIGHT && s >= 1 && s < L) {  // L has its activations
+        // segment L still has its activations
+        if (g->choice.recompute >= RECOMPUTE_LIGHT && s >= 1 && s < L) {
             if (g->choice.inputs_leave) {
                 compute_span(g, "wait", s);
                 stream_wait(g->compute, g->input_rooms.full[input_room(g, s - 1)]);

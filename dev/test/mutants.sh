@@ -30,8 +30,6 @@ zen_exchange_columns: device_sync() :: so do its copies
 gpt2_eval: device_sync() :: for what ranks exchange next, which is run_eval()'s: test_cli_zero.sh
 weights_renew: event_record(g->weight_rooms.free[i], g->compute) :: an update is queued behind the norm, which is behind backward
 upload: stream_wait(stream, s->used) :: zeroth order's; rows of test_zo_gpu with ranks notice it
-zo_fetch: stream_sync(g->compute) :: cudaFree() waits for both streams, too
-zo_fetch: stream_sync(g->out) :: so it does
 END
 
 # rows_of PROGRAM: of test_zero_gpu, whose rows are several processes each, some
