@@ -71,14 +71,6 @@ static int added_compare(const void *a, const void *b) {
     return memcmp(x->content, y->content, x->length);
 }
 
-// Sorts a list. Returns a token whose content is in the list twice, or NULL.
-static const AddedToken *added_sort(AddedTokens *list) {
-    if (list->count > 0) qsort(list->tokens, list->count, sizeof *list->tokens, added_compare);
-    for (size_t i = 1; i < list->count; i++)
-        if (added_compare(&list->tokens[i - 1], &list->tokens[i]) == 0) return &list->tokens[i];
-    return NULL;
-}
-
 // Moves *at to the next place with an added token's content. Returns the longest token there, or
 // NULL if there is none.
 static const AddedToken *added_find(const AddedTokens *list, const char *s, size_t n, size_t *at) {
@@ -348,10 +340,12 @@ static bool read_added(PartReader *r) {
         }
     }
     for (int k = 0; k < 2; k++) {
-        const AddedToken *twice = added_sort(&r->t->added[k]);
-        if (twice != NULL)
-            return error_set(r->err, "%.200s: added_tokens: \"%.60s\" is there twice", r->path,
-                             twice->name);
+        const AddedTokens *list = &r->t->added[k];
+        if (list->count > 0) qsort(list->tokens, list->count, sizeof *list->tokens, added_compare);
+        for (size_t i = 1; i < list->count; i++)
+            if (added_compare(&list->tokens[i - 1], &list->tokens[i]) == 0)
+                return error_set(r->err, "%.200s: added_tokens: \"%.60s\" is there twice", r->path,
+                                 list->tokens[i].name);
     }
     return true;
 }
