@@ -95,6 +95,9 @@ static const Refused *refused_rows(size_t *count) {
     LLAMA_("llama", "'num_key_value_heads':5", "multiple of key heads (5)"),
     LLAMA_("llama", "'rms_norm_eps':1", "eps of norms must be below 1"),
     LLAMA_("qwen2", "'use_sliding_window':true,'max_window_layers':1.5", "must be a whole"),
+    LLAMA_("qwen3", "'use_sliding_window':true,'layer_types':['full_attention']", "for each layer"),
+    LLAMA_("qwen3", "'use_sliding_window':true,'layer_types':['full_attention','full_attention',"
+           "'linear_attention']", "layer_types must be full_attention or sliding_attention"),
     LLAMA_("smollm3", "'no_rope_layers':[1,1]", "no_rope_layers must have a 0 every 4 layers"),
     // model.safetensors.index.json
     ROW("index", "{}", "there is no weight_map"),

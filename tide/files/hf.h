@@ -444,12 +444,16 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
     if (c->unturned > 0) c->unturned = config_read_unturned(root, path, c);
     config_read_rope(root, path, c);  // reads c->context, which the window changes below
     if (!slides || (window != NULL && window->type == JSON_NULL)) return;
-    size_t whole = types != NULL ? 0 : qwen ? 28 : smollm3;  // number of layers without one
+    size_t whole = types != NULL ? 0 : qwen ? 28 : smollm3, slide = 0;  // whole: layers without one
     const Json *layers = types == NULL ? json_get(root, "max_window_layers") : NULL;
     if (qwen && layers != NULL && !json_size(layers, &whole))
         die("%s: max_window_layers must be a whole number", path);
-    for (const Json *type = types != NULL ? types->child : NULL; type != NULL; type = type->next)
+    for (const Json *type = types != NULL ? types->child : NULL; type != NULL; type = type->next) {
         whole += json_is(type, "full_attention");
+        slide += json_is(type, "sliding_attention");
+    }
+    if (types != NULL && (types->count != c->layers || whole + slide != c->layers))
+        die("%s: layer_types must be full_attention or sliding_attention, for each layer", path);
     if (whole >= c->layers) return;
     const size_t most = config_size(root, "sliding_window", 4096, path);
     if (whole == 0 && !smollm3) c->window = most;
