@@ -105,7 +105,7 @@ static inline size_t zero_blocks(const GPT2Table *t, size_t world, bool rows, si
 // Fills `order` with the indices that all ranks' block sums have in an array (world, stride),
 // sorted as in the arena: so all stages add up alike. counts: by zero_blocks().
 static inline void zero_order(uint32_t *order, size_t stride, const size_t *counts, int segments,
-                                size_t world) {
+                              size_t world) {
     size_t *taken = (size_t *)alloc_or_fail(world, sizeof(size_t), "gradient norm"), n = 0;
     for (int s = 0; s < segments; s++)
         for (size_t r = 0; r < world; r++)

@@ -232,14 +232,8 @@ int main(int argc, char **argv) {
     matmul_open(&bench.lt);
     bench.lt.alignment = alignment;
     CUDA(cudaDeviceSynchronize());
-    cudaDeviceProp device;
-    int number = 0;
-    CUDA(cudaGetDevice(&number));
-    CUDA(cudaGetDeviceProperties(&device, number));
-    const Device *known = device_find(device.name);
-    bench.flops = device_peak(fp32);
-    bench.bytes_per_second = known != NULL ? 1e9 * known->bandwidth : INFINITY;
-    if (known == NULL) bench.flops = INFINITY;
+    bench.flops = device_peak(fp32, &bench.bytes_per_second);
+    if (!(bench.flops > 0)) bench.flops = bench.bytes_per_second = INFINITY;
     bool any = false;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const bool is_tiny = strncmp(shapes[i].name, "tiny", 4) == 0;

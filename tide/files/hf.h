@@ -425,8 +425,8 @@ static size_t config_read_unturned(const Json *root, const char *path, const GPT
     return every;
 }
 
-// Reads the members that only the LLaMA family has. If only some layers (in SmolLM3: any) have a
-// sliding window, the context is cut to its length: it changes nothing in sequences up to it.
+// Reads the members that only the LLaMA family has. A window of some layers, and any of SmolLM3,
+// cuts the context to its length, because a window changes nothing in sequences up to that.
 static void config_read_llama(const Json *root, const char *path, GPT2Config *c) {
     const bool qwen = c->family == FAMILY_QWEN2 || c->family == FAMILY_QWEN3;
     const bool smollm3 = c->family == FAMILY_SMOLLM3, both = c->family == FAMILY_LLAMA || smollm3;

@@ -67,20 +67,20 @@ static const Device *device_find(const char *name) {
     return NULL;
 }
 
-// Returns the current device's peak flop/s in fp32 or in 16 bits, and prints it; 0: not known.
-static double device_peak(bool fp32) {
+// Prints the device's peaks. Returns flop/s, in fp32 or 16 bits; *bandwidth: bytes/s. 0: unknown.
+static double device_peak(bool fp32, double *bandwidth = NULL) {
     cudaDeviceProp device;
     int number = 0;
     CUDA(cudaGetDevice(&number));
     CUDA(cudaGetDeviceProperties(&device, number));
     const Device *known = device_find(device.name);
-    if (known == NULL) {
+    const double rate = known == NULL ? 0 : fp32 ? known->fp32 : known->bf16;
+    if (bandwidth != NULL) *bandwidth = known == NULL ? 0 : 1e9 * known->bandwidth;
+    if (known == NULL)
         printf("device: %s, not in the table of devices: no %% of peak\n", device.name);
-        return 0;
-    }
-    const double rate = fp32 ? known->fp32 : known->bf16;
-    printf("device: %s, %.4g TFLOP/s and %.4g GB/s (data sheet)\n", device.name, rate,
-           known->bandwidth);
+    else
+        printf("device: %s, %.4g TFLOP/s and %.4g GB/s (data sheet)\n", device.name, rate,
+               known->bandwidth);
     return 1e12 * rate;
 }
 

@@ -305,7 +305,7 @@ static void test_config_accepts(void) {
         {"qwen2", SLIDING "'max_window_layers':3", ""},
         {"qwen2", SLIDING "'max_window_layers':0", "window 9"},
         {"qwen3", "'use_sliding_window':true", ""},
-        // layer_types decides, where transformers reads it: in SmolLM3 alone
+        // layer_types decides: in Qwen if use_sliding_window is true, in SmolLM3 always
         {"qwen2", SLIDING "'layer_types':[" SLIDES "," SLIDES "," SLIDES "]", "window 9"},
         {"qwen3", SLIDING "'max_window_layers':0,'layer_types':[" FULL "," FULL "," FULL "]",
          ""},

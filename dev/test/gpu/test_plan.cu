@@ -200,8 +200,8 @@ static void the_search_takes_what_suits_the_machine(void) {
 
 #define TAKES(a, b) CHECK(is_about(a, b, 1e-4), "%.9g s, not %.9g", (double)(a), (double)(b))
 
-// The prediction of a rehearsal, and how many elements this rank's part of the model has: in all,
-// in chosen columns, in the others, and in the others of each layer.
+// The prediction of a rehearsal, and numbers of elements in this rank's part of the model: of all
+// columns, of the chosen ones, of the late ones, and of one layer's late ones.
 typedef struct { Prediction t; double elements, chosen, rest, layer; } ZenTimes;
 
 // sums: on the host, for which there is room. streamed: the layers whose weights the host stores.
