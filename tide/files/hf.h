@@ -443,8 +443,9 @@ static void config_read_llama(const Json *root, const char *path, GPT2Config *c)
     if (both && config_flag(root, "mlp_bias", false, path)) c->unbiased &= ~BIAS_MLP;
     if (c->unturned > 0) c->unturned = config_read_unturned(root, path, c);
     config_read_rope(root, path, c);  // reads c->context, which the window changes below
-    if (!slides || (window != NULL && window->type == JSON_NULL)) return;
-    size_t whole = types != NULL ? 0 : qwen ? 28 : smollm3, slide = 0;  // whole: layers without one
+    if (!slides || (window == NULL ? smollm3 : window->type == JSON_NULL)) return;
+    size_t whole = types != NULL ? 0 : qwen ? 28 : 0, slide = 0;  // whole: layers without a window
+    if (types == NULL && smollm3) whole = c->layers - c->layers / c->unturned;
     const Json *layers = types == NULL ? json_get(root, "max_window_layers") : NULL;
     if (qwen && layers != NULL && !json_size(layers, &whole))
         die("%s: max_window_layers must be a whole number", path);

@@ -72,7 +72,7 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
         counted = 3;
         run->o.steps = steps + 1;  // so the last step also copies a batch ahead
     }
-    StepMark *marks = ALLOC(StepMark, steps, "plan");
+    StepMark marks[6 * ZEN_PLANNED_MOST + 32];
     rehearsal_begin(&q, rates);
     gpt2_allocate(g);
     weights_renew(g);
@@ -92,7 +92,6 @@ static Prediction gpt2_rehearse(const GPT2 *model, const Run *r, const Rates *ra
     if (g->update_in_backward) pred.bound = 0;  // the bound is for an update that runs alone
     gpt2_release(g);
     rehearsal_end(&q);
-    free(marks);
     return pred;
 }
 

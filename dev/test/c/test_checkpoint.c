@@ -288,7 +288,9 @@ static void test_config_accepts(void) {
         {"qwen3", NULL, "family 5, head_size 128, qk_norm 1"},
         {"smollm3", NULL, "family 6, tied 1, unturned 4, rope.theta 2000000"},
         {"smollm3", "'no_rope_layers':[1,1,1]", ""},
-        {"smollm3", "'use_sliding_window':true,'sliding_window':8", "context 8"},
+        {"smollm3", SLIDING "'mlp_bias':false", ""},  // layers without positions have the window
+        {"smollm3", SLIDING "'no_rope_layer_interval':1", "context 9, unturned 1"},
+        {"smollm3", "'use_sliding_window':true,'no_rope_layer_interval':3", "unturned 3"},
         {"smollm3", "'no_rope_layers':[1,0,1],'no_rope_layer_interval':2,'mlp_bias':true",
          "unbiased 3, unturned 2"},
         {"llama", LLAMA_NULLS, ""},
