@@ -196,7 +196,7 @@ static TokenData data_view(const TokenData *all, size_t from, size_t to) {
 // Loading
 
 typedef struct {
-    const TokenData *data;
+    TokenData data;
     size_t T;          // tokens per sequence
     uint64_t seed;
     bool shuffle;
@@ -217,23 +217,23 @@ static size_t segment_sequences(const Loader *l, const TokenSegment *s) {
 
 // Makes a loader of sequences of T > 0 tokens. With shuffle, the order and the phase of sequences
 // depend on the seed and the epoch; without, sequences are in the order of the files.
-static Loader loader_make(const TokenData *data, size_t T, uint64_t seed, bool shuffle) {
+static Loader loader_make(TokenData data, size_t T, uint64_t seed, bool shuffle) {
     Loader l = {data, T, seed, shuffle, 0};
-    for (size_t i = 0; i < data->count; i++)
-        l.sequences += segment_sequences(&l, &data->segments[i]);
+    for (size_t i = 0; i < data.count; i++)
+        l.sequences += segment_sequences(&l, &data.segments[i]);
     return l;
 }
 
 // Ends the program if the loader has no sequence.
 static void loader_check(const Loader *l) {
     size_t longest = 0;
-    for (size_t i = 0; i < l->data->count; i++)
-        if (l->data->segments[i].count > longest) longest = l->data->segments[i].count;
+    for (size_t i = 0; i < l->data.count; i++)
+        if (l->data.segments[i].count > longest) longest = l->data.segments[i].count;
     if (l->sequences == 0 && longest < 2)
-        die("there is nothing to train on or to evaluate: %zu tokens", l->data->tokens);
+        die("there is nothing to train on or to evaluate: %zu tokens", l->data.tokens);
     if (l->sequences == 0)
         die("%zu tokens, at most %zu in one piece, are too few for --seq %zu; --seq %zu or less "
-            "works", l->data->tokens, longest, l->T, longest - 1);
+            "works", l->data.tokens, longest, l->T, longest - 1);
 }
 
 // Maps index i of 0 .. n-1 to its place in the pseudorandom permutation of `key`. A Feistel network
@@ -272,7 +272,7 @@ static bool loader_sequence(const Loader *l, uint64_t position, size_t vocab, in
                             int32_t *targets, Error *err) {
     uint64_t index = position % l->sequences, phase = 0;
     if (l->shuffle) index = epoch_index(l->seed, position, l->sequences, &phase);
-    const TokenSegment *s = l->data->segments;
+    const TokenSegment *s = l->data.segments;
     for (; index >= segment_sequences(l, s); s++) index -= segment_sequences(l, s);
     const size_t at = (size_t)index * l->T + (segment_has_phase(l, s) ? phase % l->T : 0);
     for (size_t t = 0; t <= l->T; t++) {

@@ -34,7 +34,7 @@ typedef struct {
     size_t elements, bytes;
     const unsigned char *data;  // in the mapped file, at any alignment
     bool seen;  // a reader has used this tensor; a model with an unused one is refused
-    uint64_t place;             // its first byte in the file (SafeWriter)
+    size_t place;               // its first byte in the file (SafeWriter)
 } SafeTensor;
 
 typedef struct {
@@ -125,10 +125,9 @@ static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Erro
         if (strcmp(entry->key, "__metadata__") != 0
             && !st_tensor(&st->tensors[st->count++], entry, data, err)) return false;
     qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), st_compare_data);
-    bool fill = true;
     for (int i = 0; i < st->count; at += st->tensors[i++].bytes)
-        fill = fill && st->tensors[i].data == at;
-    if (!fill) return error_set(err, "the tensors do not fill their bytes without gap and overlap");
+        if (st->tensors[i].data != at)
+            return error_set(err, "the tensors do not fill their bytes without gap and overlap");
     return at == data + size || error_set(err, "cut short, or too long: %zu bytes, the header "
                                           "describes %zu", n, n - size + (size_t)(at - data));
 }
@@ -186,11 +185,11 @@ typedef struct {
     int writer;  // the number of this process among the writers; writer 0 makes the file
     int count;
     SafeTensor *tensors;
+    size_t total;             // the file's size in bytes
     FILE *file;
     char path[PATH_MAX];
-    uint64_t total;           // the file's size in bytes
-    uint64_t *sums;           // [1 + count]: the number of bytes written; then, for each tensor,
-                              // hash_words() of its bytes. The header counts as tensor 0's bytes
+    uint64_t *sums;           // for each tensor, hash_words() of its bytes, and of the header for
+                              // tensor 0, too
     bool failed;
     Error err;                // the first error
 } SafeWriter;
@@ -211,12 +210,14 @@ static void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
     ten->rank = rank;
     ten->bytes = st_dtypes[dtype].size;
     for (int i = 0; i < rank; i++) ten->bytes *= ten->shape[i] = shape[i];
+    ten->place = w->total;
+    w->total += ten->bytes;
 }
 
-// Writes n bytes at byte `place` of the file, and adds them to tensor i's hash. Header: i is 0.
-static void safewriter_bytes(SafeWriter *w, int i, uint64_t place, const void *bytes, size_t n) {
-    w->sums[0] += n;
-    w->sums[1 + i] += hash_words(place, bytes, n);
+// Writes n bytes of tensor i from its byte `first` on. n is a multiple of 8, or ends the tensor.
+static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n) {
+    const size_t place = w->tensors[i].place + first;
+    w->sums[i] += hash_words(place, bytes, n);
     for (size_t done = 0; done < n && !w->failed;) {
         const ssize_t now = pwrite(fileno(w->file), (const char *)bytes + done, n - done,
                                    (off_t)(place + done));
@@ -225,17 +226,12 @@ static void safewriter_bytes(SafeWriter *w, int i, uint64_t place, const void *b
     }
 }
 
-// Writes n bytes of tensor i from its byte `first` on. n is a multiple of 8, or ends the tensor.
-static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n) {
-    safewriter_bytes(w, i, w->tensors[i].place + first, bytes, n);
-}
-
 // Makes the start of the file: the length of the header, and the header, padded to 8 bytes.
 static char *safewriter_header(SafeWriter *w, size_t *length) {
     char *header = NULL;
-    uint64_t begin = 0;
+    uint64_t announced = 0;
     FILE *text = text_open(&header, length);
-    fwrite(&begin, 8, 1, text);
+    fwrite(&announced, 8, 1, text);
     fprintf(text, "{\"__metadata__\":{\"format\":\"pt\"}");
     for (int i = 0; i < w->count; i++) {
         SafeTensor *ten = &w->tensors[i];
@@ -243,36 +239,34 @@ static char *safewriter_header(SafeWriter *w, size_t *length) {
         json_write_string(text, ten->name, strlen(ten->name));
         fprintf(text, ":{\"dtype\":\"%s\",\"shape\":[", st_dtypes[ten->dtype].name);
         for (int d = 0; d < ten->rank; d++) fprintf(text, d == 0 ? "%zu" : ",%zu", ten->shape[d]);
-        fprintf(text, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
-                (unsigned long long)(begin + ten->bytes));
-        ten->place = begin;
-        begin += ten->bytes;
+        fprintf(text, "],\"data_offsets\":[%zu,%zu]}", ten->place, ten->place + ten->bytes);
     }
     fputc('}', text);
     while (ftell(text) % 8 != 0) fputc(' ', text);
     text_close(text);
     for (int i = 0; i < w->count; i++) w->tensors[i].place += *length;
-    w->total = begin + *length;
-    const uint64_t announced = *length - 8;
+    w->total += *length;
+    announced = *length - 8;
     memcpy(header, &announced, 8);
     return header;
 }
 
 // Creates the file and writes the header, on writer 0. Other writers open the file, and for writing
 // only: if it could be read, a client of NFS might read a page, change a few bytes, and write the
-// page back over the bytes of other writers. Returns false after an error.
-static bool safewriter_open(SafeWriter *w, const char *path) {
+// page back over the bytes of other writers.
+static void safewriter_open(SafeWriter *w, const char *path) {
     size_t length = 0;
     char temporary[PATH_MAX];
     snprintf(w->path, sizeof w->path, "%s", path);
-    w->sums = ALLOC(uint64_t, (size_t)w->count + 2, "sums of a file");
+    w->sums = ALLOC(uint64_t, (size_t)w->count + 1, "sums of a file");
     char *header = safewriter_header(w, &length);
     if (w->writer == 0) {
         w->file = replace_open(path, &w->err);
         w->failed = w->file == NULL;
         // Gives the file its full size now: a client of NFS fills pages after its end with zeros.
         if (!w->failed && ftruncate(fileno(w->file), (off_t)w->total) != 0) safewriter_fail(w);
-        safewriter_bytes(w, 0, 0, header, length);
+        if (!w->failed) fwrite(header, 1, length, w->file);  // replace_close() tells of an error
+        w->sums[0] = hash_words(0, header, length);
     } else {
         replace_name(temporary, path);
         const int fd = open(temporary, O_WRONLY | O_CLOEXEC);
@@ -280,7 +274,6 @@ static bool safewriter_open(SafeWriter *w, const char *path) {
         if (w->file == NULL) safewriter_fail(w);
     }
     free(header);
-    return !w->failed;
 }
 
 // Sends to the disk what safewriter_put() has written. All writers except writer 0 call it.
@@ -288,16 +281,13 @@ static void safewriter_flush(SafeWriter *w) {
     if (!w->failed && fsync(fileno(w->file)) != 0) safewriter_fail(w);
 }
 
-// Closes the file, and frees the writer. Writer 0 also checks that all declared bytes were written,
-// sends them to the disk, and renames the file. Returns false, with the first error in err, if any
-// call since safewriter_open() failed: then an older file is unchanged.
+// Closes the file, and frees the writer. Writer 0 also sends the file to the disk, and renames it.
+// Returns false, with the first error in err, if any call since safewriter_open() failed: then an
+// older file is unchanged.
 static bool safewriter_close(SafeWriter *w, Error *err) {
-    if (w->writer == 0 && !w->failed && w->sums[0] != w->total)
-        w->failed = !error_set(&w->err, "%s: %llu of %llu bytes were written", w->path,
-                               (unsigned long long)w->sums[0], (unsigned long long)w->total);
     if (w->writer > 0 && w->file != NULL) fclose(w->file);
-    else if (!w->failed) w->failed = !replace_close(w->file, w->path, &w->err);
-    else if (w->file != NULL) replace_close(w->file, w->path, NULL);
+    else if (w->file != NULL)
+        w->failed = !replace_close(w->file, w->path, w->failed ? NULL : &w->err);
     for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
     free(w->tensors);
     free(w->sums);

@@ -244,7 +244,7 @@ static char *state_describe(const StateSave *save, const SafeWriter *file, size_
         fprintf(f, "%s %" PRIu64 "\n", state_fields[i].name, value);
     }
     fprintf(f, "hashes");
-    for (int i = 0; i < file->count; i++) fprintf(f, " %016" PRIx64, file->sums[1 + i]);
+    for (int i = 0; i < file->count; i++) fprintf(f, " %016" PRIx64, file->sums[i]);
     fprintf(f, "\n%s%s", s.text != NULL ? s.text : "", s.options);
     fflush(f);
     seal_print(f, text, *n);
@@ -254,7 +254,7 @@ static char *state_describe(const StateSave *save, const SafeWriter *file, size_
 
 // Sets file->sums, on each rank, to the sums over all ranks.
 static void state_gather(SafeWriter *file) {
-    const size_t sums = (size_t)file->count + 1, all_sums = (size_t)ranks.world * sums;
+    const size_t sums = (size_t)file->count, all_sums = (size_t)ranks.world * sums;
     uint64_t *all = ALLOC(uint64_t, all_sums, "hashes");
     ranks_exchange(file->sums, sums * sizeof *all, all);
     memset(file->sums, 0, sums * sizeof *all);
