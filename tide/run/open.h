@@ -425,7 +425,7 @@ static int run_precision(int argc, char **argv) {
         found = state_check(dir, &s, &err);
         if (!found) continue;
         options_resume(&o, s.options);
-        train_state_free(&s);
+        free(s.text);
     }
     free(o.saved);
     return o.precision;

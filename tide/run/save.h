@@ -59,10 +59,8 @@ static void run_load(Run *r, const RunState *state) {
             die("%s: --resume again takes the one before, if there is one", note);
         if (r->rank == 0) fprintf(stderr, "tide: %s; going on from %s\n", note, r->resume_from);
         before.data_hash = r->state.data_hash;
-        train_state_free(&r->state);
         r->state = before;
     }
-    if (r->o.offload != OFFLOAD_ZENFLOW) train_state_free(&r->state);  // ZenFlow needs .text later
     out_take(&r->o, &r->lock);
 }
 
