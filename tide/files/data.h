@@ -131,10 +131,9 @@ static void data_warn(const char *name, const char *bytes, size_t n) {
 // token files, or all text, which `tok` encodes; with tok NULL, text is refused. Mapped files must
 // not be cut short while they are used. The string `pattern` must stay.
 static TokenData data_open(const char *pattern, const Tokenizer *tok) {
-    glob_t found;
+    glob_t found = {0};
     TokenData d = {1, NULL, 0, false};
     char *single = (char *)pattern, **paths = &single;
-    memset(&found, 0, sizeof found);
     if (!path_exists(pattern)) {  // the name of a file that exists is no pattern, even with a '['
         if (glob(pattern, 0, NULL, &found) != 0) die("%s: there is no such file", pattern);
         paths = found.gl_pathv;   // sorted by byte in the C locale; the names are never freed
@@ -277,7 +276,7 @@ static bool loader_sequence(const Loader *l, uint64_t position, size_t vocab, in
     const size_t at = (size_t)index * l->T + (segment_has_phase(l, s) ? phase % l->T : 0);
     for (size_t t = 0; t <= l->T; t++) {
         const uint32_t token = segment_token(s, at + t);
-        if (token >= vocab || token > INT32_MAX)
+        if (token >= vocab)
             return error_set(err, "%s: token %zu is %u, but the model's vocabulary has %zu tokens",
                              s->name, s->first + at + t, token, vocab);
         if (t < l->T) inputs[t] = (int32_t)token;

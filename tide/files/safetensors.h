@@ -34,7 +34,7 @@ typedef struct {
     size_t elements, bytes;
     const unsigned char *data;  // in the mapped file, at any alignment
     bool seen;  // a reader has used this tensor; a model with an unused one is refused
-    size_t place;               // its first byte in the file (SafeWriter)
+    size_t place;               // its first byte, behind the header (SafeWriter)
 } SafeTensor;
 
 typedef struct {
@@ -75,8 +75,6 @@ static bool st_tensor(SafeTensor *ten, const Json *entry, const unsigned char *d
         return error_set(err, "tensor %.100s has the unknown dtype %.40s", entry->key,
                          dtype->string);
     ok = ok && strlen(entry->key) == entry->key_length;
-    for (const char *c = entry->key; *c != '\0'; c++)
-        ok = ok && (unsigned char)*c >= 32 && *c != 127;
     ten->name = (char *)entry->key;
     ten->data = data + begin;
     ten->elements = 1;
@@ -184,8 +182,11 @@ static void safetensor_floats(const SafeTensor *ten, size_t first, size_t n, flo
 typedef struct {
     int writer;  // the number of this process among the writers; writer 0 makes the file
     int count;
-    SafeTensor *tensors;
-    size_t total;             // the file's size in bytes
+    SafeTensor *tensors;      // only dtype and place are set
+    size_t total;             // bytes of all tensors
+    char *header;             // the start of the file: its length, and the header, padded to 8
+    size_t length;            // bytes of it
+    FILE *text;               // writes it
     FILE *file;
     char path[PATH_MAX];
     uint64_t *sums;           // for each tensor, hash_words() of its bytes, and of the header for
@@ -201,22 +202,28 @@ static void safewriter_fail(SafeWriter *w) {
 
 static void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
                            const size_t *shape) {
+    size_t bytes = st_dtypes[dtype].size;
     w->tensors = (SafeTensor *)array_grow(w->tensors, (size_t)w->count, sizeof(SafeTensor),
                                           "list of tensors");
-    SafeTensor *ten = &w->tensors[w->count++];
-    memset(ten, 0, sizeof *ten);
-    ten->name = strdup(name);
-    ten->dtype = dtype;
-    ten->rank = rank;
-    ten->bytes = st_dtypes[dtype].size;
-    for (int i = 0; i < rank; i++) ten->bytes *= ten->shape[i] = shape[i];
-    ten->place = w->total;
-    w->total += ten->bytes;
+    if (w->count == 0) {
+        w->text = text_open(&w->header, &w->length);
+        fprintf(w->text, "12345678{\"__metadata__\":{\"format\":\"pt\"}");
+    }
+    fputs(",\n", w->text);
+    json_write_string(w->text, name, strlen(name));
+    fprintf(w->text, ":{\"dtype\":\"%s\",\"shape\":[", st_dtypes[dtype].name);
+    for (int i = 0; i < rank; i++) {
+        fprintf(w->text, i == 0 ? "%zu" : ",%zu", shape[i]);
+        bytes *= shape[i];
+    }
+    fprintf(w->text, "],\"data_offsets\":[%zu,%zu]}", w->total, w->total + bytes);
+    w->tensors[w->count++] = (SafeTensor){.dtype = dtype, .place = w->total};
+    w->total += bytes;
 }
 
 // Writes n bytes of tensor i from its byte `first` on. n is a multiple of 8, or ends the tensor.
 static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n) {
-    const size_t place = w->tensors[i].place + first;
+    const size_t place = w->length + w->tensors[i].place + first;
     w->sums[i] += hash_words(place, bytes, n);
     for (size_t done = 0; done < n && !w->failed;) {
         const ssize_t now = pwrite(fileno(w->file), (const char *)bytes + done, n - done,
@@ -226,54 +233,32 @@ static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes
     }
 }
 
-// Makes the start of the file: the length of the header, and the header, padded to 8 bytes.
-static char *safewriter_header(SafeWriter *w, size_t *length) {
-    char *header = NULL;
-    uint64_t announced = 0;
-    FILE *text = text_open(&header, length);
-    fwrite(&announced, 8, 1, text);
-    fprintf(text, "{\"__metadata__\":{\"format\":\"pt\"}");
-    for (int i = 0; i < w->count; i++) {
-        SafeTensor *ten = &w->tensors[i];
-        fputs(",\n", text);
-        json_write_string(text, ten->name, strlen(ten->name));
-        fprintf(text, ":{\"dtype\":\"%s\",\"shape\":[", st_dtypes[ten->dtype].name);
-        for (int d = 0; d < ten->rank; d++) fprintf(text, d == 0 ? "%zu" : ",%zu", ten->shape[d]);
-        fprintf(text, "],\"data_offsets\":[%zu,%zu]}", ten->place, ten->place + ten->bytes);
-    }
-    fputc('}', text);
-    while (ftell(text) % 8 != 0) fputc(' ', text);
-    text_close(text);
-    for (int i = 0; i < w->count; i++) w->tensors[i].place += *length;
-    w->total += *length;
-    announced = *length - 8;
-    memcpy(header, &announced, 8);
-    return header;
-}
-
 // Creates the file and writes the header, on writer 0. Other writers open the file, and for writing
 // only: if it could be read, a client of NFS might read a page, change a few bytes, and write the
 // page back over the bytes of other writers.
 static void safewriter_open(SafeWriter *w, const char *path) {
-    size_t length = 0;
     char temporary[PATH_MAX];
     snprintf(w->path, sizeof w->path, "%s", path);
-    w->sums = ALLOC(uint64_t, (size_t)w->count + 1, "sums of a file");
-    char *header = safewriter_header(w, &length);
+    w->sums = ALLOC(uint64_t, (size_t)w->count, "sums of a file");
+    fputc('}', w->text);
+    while (ftell(w->text) % 8 != 0) fputc(' ', w->text);
+    text_close(w->text);
+    const uint64_t announced = w->length - 8;
+    memcpy(w->header, &announced, 8);
     if (w->writer == 0) {
         w->file = replace_open(path, &w->err);
         w->failed = w->file == NULL;
         // Gives the file its full size now: a client of NFS fills pages after its end with zeros.
-        if (!w->failed && ftruncate(fileno(w->file), (off_t)w->total) != 0) safewriter_fail(w);
-        if (!w->failed) fwrite(header, 1, length, w->file);  // replace_close() tells of an error
-        w->sums[0] = hash_words(0, header, length);
+        if (!w->failed && ftruncate(fileno(w->file), (off_t)(w->length + w->total)) != 0)
+            safewriter_fail(w);
+        if (!w->failed) fwrite(w->header, 1, w->length, w->file);  // replace_close() checks it
+        w->sums[0] = hash_words(0, w->header, w->length);
     } else {
         replace_name(temporary, path);
         const int fd = open(temporary, O_WRONLY | O_CLOEXEC);
         w->file = fd >= 0 ? fdopen(fd, "wb") : NULL;
         if (w->file == NULL) safewriter_fail(w);
     }
-    free(header);
 }
 
 // Sends to the disk what safewriter_put() has written. All writers except writer 0 call it.
@@ -288,8 +273,8 @@ static bool safewriter_close(SafeWriter *w, Error *err) {
     if (w->writer > 0 && w->file != NULL) fclose(w->file);
     else if (w->file != NULL)
         w->failed = !replace_close(w->file, w->path, w->failed ? NULL : &w->err);
-    for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
     free(w->tensors);
+    free(w->header);
     free(w->sums);
     const bool ok = !w->failed;
     if (!ok) *err = w->err;

@@ -273,13 +273,13 @@ static bool state_commit(const StateSave *save, SafeWriter *file, const char *ma
 }
 
 // Removes old checkpoints, on rank 0. The newest `keep` stay, and the one with the lowest loss.
-static void state_prune(const StateSave *save) {
+static void state_prune(const char *out, int keep, const TrainState *newest) {
     char path[PATH_MAX];
-    size_t step = save->state.step + 1;
-    if (ranks.rank > 0 || save->keep <= 0) return;
-    for (int kept = 0; (step = state_newest(save->out, step, false)) > 0; kept++) {
-        state_path(path, save->out, step);
-        if (kept >= save->keep && step != save->state.best.step) checkpoint_remove(path);
+    size_t step = newest->step + 1;
+    if (ranks.rank > 0 || keep <= 0) return;
+    for (int kept = 0; (step = state_newest(out, step, false)) > 0; kept++) {
+        state_path(path, out, step);
+        if (kept >= keep && step != newest->best.step) checkpoint_remove(path);
     }
 }
 
@@ -288,9 +288,7 @@ static void state_prune(const StateSave *save) {
 static bool state_save(const StateSave *save, Error *err) {
     char made[PATH_MAX], path[PATH_MAX], name[64];
     const bool first = ranks.rank == 0;
-    SafeWriter file;
-    memset(&file, 0, sizeof file);
-    file.writer = ranks.rank;
+    SafeWriter file = {ranks.rank};
     // Each step has another name: a client of NFS may cache what a name meant before.
     snprintf(name, sizeof name, "checkpoints/tmp_%08zu", save->state.step);
     path_join(made, save->out, name);
@@ -311,7 +309,7 @@ static bool state_save(const StateSave *save, Error *err) {
     file.failed = !state_agree(!file.failed, &file.err);
     ok = first ? state_commit(save, &file, made, err) : safewriter_close(&file, err);
     if (!state_agree(ok, err)) return false;
-    state_prune(save);
+    state_prune(save->out, save->keep, &save->state);
     return true;
 }
 

@@ -129,9 +129,7 @@ static void run_write(Run *r, size_t step, bool state) {
         if (state_agree(ok, &err)) break;
         if (again == 0 && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
             save.keep = 1;  // older checkpoints are removed to make room
-            StateSave saved = save;
-            saved.state = r->state;
-            state_prune(&saved);
+            state_prune(save.out, save.keep, &r->state);
             continue;
         }
         if (r->state.step == 0) fail("%s", err.text);
