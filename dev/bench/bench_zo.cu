@@ -27,6 +27,7 @@ static struct {
     int rounds;
     Run run;           // what zo_step() wants of one: options, and random tokens
     TokenSegment tokens;
+    TokenData data;
     Rates rates;
     Timed timed;       // of the kernel alone
 } bench;
@@ -154,7 +155,7 @@ static void bench_batch(const GPT2Config *c, size_t B) {
     r->o.accum = 1;
     r->step_tokens = B * r->T;
     r->o.steps = SIZE_MAX;
-    r->train = loader_make(&r->data, r->T, 1, true);
+    r->train = loader_make(bench.data, r->T, 1, true);
 }
 
 static GPT2 *bench_model(const GPT2Config *c, size_t B) {
@@ -488,9 +489,9 @@ int main(int argc, char **argv) {
         tokens[i] = (uint16_t)((uint32_t)i * 2654435761u % 4294967291u % vocab);
     bench.tokens = TokenSegment{"random tokens", tokens, count, 0, 2};
     bench.run.world = 1;
-    bench.run.data.count = 1;
-    bench.run.data.segments = &bench.tokens;
-    bench.run.data.tokens = count;
+    bench.data.count = 1;
+    bench.data.segments = &bench.tokens;
+    bench.data.tokens = count;
 #ifdef __CUDA_EMU__
     printf("on the emulated GPU: the times below say nothing about speed\n");
 #endif

@@ -575,6 +575,7 @@ int main(int argc, char **argv) {
         const void *map = map_or_die(argv[i], &n);
         if (!unpickle(map, n, &list, &err)) die("%s: %s", argv[i], err.text);
     }
+    if (list.count == 0) die("%s: there is no tensor in it", argv[2]);
     memset(&w, 0, sizeof w);
     for (size_t i = 0; i < list.count; i++) {
         const SafeTensor *t = &list.tensors[i].st;

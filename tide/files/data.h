@@ -131,10 +131,9 @@ static void data_warn(const char *name, const char *bytes, size_t n) {
 // token files, or all text, which `tok` encodes; with tok NULL, text is refused. Mapped files must
 // not be cut short while they are used. The string `pattern` must stay.
 static TokenData data_open(const char *pattern, const Tokenizer *tok) {
-    glob_t found;
+    glob_t found = {0};
     TokenData d = {1, NULL, 0, false};
     char *single = (char *)pattern, **paths = &single;
-    memset(&found, 0, sizeof found);
     if (!path_exists(pattern)) {  // the name of a file that exists is no pattern, even with a '['
         if (glob(pattern, 0, NULL, &found) != 0) die("%s: there is no such file", pattern);
         paths = found.gl_pathv;   // sorted by byte in the C locale; the names are never freed
@@ -196,7 +195,7 @@ static TokenData data_view(const TokenData *all, size_t from, size_t to) {
 // Loading
 
 typedef struct {
-    const TokenData *data;
+    TokenData data;
     size_t T;          // tokens per sequence
     uint64_t seed;
     bool shuffle;
@@ -217,23 +216,23 @@ static size_t segment_sequences(const Loader *l, const TokenSegment *s) {
 
 // Makes a loader of sequences of T > 0 tokens. With shuffle, the order and the phase of sequences
 // depend on the seed and the epoch; without, sequences are in the order of the files.
-static Loader loader_make(const TokenData *data, size_t T, uint64_t seed, bool shuffle) {
+static Loader loader_make(TokenData data, size_t T, uint64_t seed, bool shuffle) {
     Loader l = {data, T, seed, shuffle, 0};
-    for (size_t i = 0; i < data->count; i++)
-        l.sequences += segment_sequences(&l, &data->segments[i]);
+    for (size_t i = 0; i < data.count; i++)
+        l.sequences += segment_sequences(&l, &data.segments[i]);
     return l;
 }
 
 // Ends the program if the loader has no sequence.
 static void loader_check(const Loader *l) {
     size_t longest = 0;
-    for (size_t i = 0; i < l->data->count; i++)
-        if (l->data->segments[i].count > longest) longest = l->data->segments[i].count;
+    for (size_t i = 0; i < l->data.count; i++)
+        if (l->data.segments[i].count > longest) longest = l->data.segments[i].count;
     if (l->sequences == 0 && longest < 2)
-        die("there is nothing to train on or to evaluate: %zu tokens", l->data->tokens);
+        die("there is nothing to train on or to evaluate: %zu tokens", l->data.tokens);
     if (l->sequences == 0)
         die("%zu tokens, at most %zu in one piece, are too few for --seq %zu; --seq %zu or less "
-            "works", l->data->tokens, longest, l->T, longest - 1);
+            "works", l->data.tokens, longest, l->T, longest - 1);
 }
 
 // Maps index i of 0 .. n-1 to its place in the pseudorandom permutation of `key`. A Feistel network
@@ -272,12 +271,12 @@ static bool loader_sequence(const Loader *l, uint64_t position, size_t vocab, in
                             int32_t *targets, Error *err) {
     uint64_t index = position % l->sequences, phase = 0;
     if (l->shuffle) index = epoch_index(l->seed, position, l->sequences, &phase);
-    const TokenSegment *s = l->data->segments;
+    const TokenSegment *s = l->data.segments;
     for (; index >= segment_sequences(l, s); s++) index -= segment_sequences(l, s);
     const size_t at = (size_t)index * l->T + (segment_has_phase(l, s) ? phase % l->T : 0);
     for (size_t t = 0; t <= l->T; t++) {
         const uint32_t token = segment_token(s, at + t);
-        if (token >= vocab || token > INT32_MAX)
+        if (token >= vocab)
             return error_set(err, "%s: token %zu is %u, but the model's vocabulary has %zu tokens",
                              s->name, s->first + at + t, token, vocab);
         if (t < l->T) inputs[t] = (int32_t)token;

@@ -393,8 +393,7 @@ static const char *config_text(const Json *object, const char *key, const char *
 static void config_read_rope(const Json *root, const char *path, GPT2Config *c) {
     const Json *scaling = json_get(root, "rope_scaling"), *rope = scaling;
     Rope *r = &c->rope;
-    if (scaling == NULL || (scaling->type == JSON_OBJECT && scaling->count == 0))
-        rope = json_get(root, "rope_parameters");
+    if (json_empty(scaling)) rope = json_get(root, "rope_parameters");
     if (rope != NULL && rope->type != JSON_OBJECT)
         die("%s: %s must be an object", path, rope == scaling ? "rope_scaling" : "rope_parameters");
     const char *type = config_text(rope, "rope_type", config_text(rope, "type", "default"));
@@ -627,7 +626,7 @@ static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t
             die("%s: tensor %s has a NaN, an infinity or a number too large for this precision: "
                 "the file is damaged, or of a wider one", path, hf.name);
     }
-    for (int f = 0; f < count; f++) {
+    for (int f = 0; f < count; f++)
         for (int i = 0; i < files[f].count; i++) {
             const SafeTensor *ten = &files[f].tensors[i];
             bool used = ten->seen;
@@ -642,7 +641,6 @@ static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t
                 die("%s: tensor %.100s is unknown to a %s model with %s head, or there twice", path,
                     ten->name, hf_families[c->family].type, c->tied ? "a tied" : "an untied");
         }
-    }
     model_close(files, count);
 }
 
@@ -767,7 +765,7 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
                        const RunState *state, bool bf16, TextEnds ends, const char *origin,
                        Error *err) {
     char weights[PATH_MAX], config[PATH_MAX];
-    SafeWriter out;
+    SafeWriter out = {0};
     if (!make_directories(dir)) return error_set(err, "cannot make %s: %s", dir, strerror(errno));
     path_join(weights, dir, "model.safetensors");
     path_join(config, dir, "config.json");
@@ -776,7 +774,6 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     config_write(f, c, bf16, ends, origin);
     // The new config.json is flushed before the weights are replaced: new weights may need it.
     if (fflush(f) != 0) return replace_close(f, config, err);
-    memset(&out, 0, sizeof out);
     tensors_add(&out, c, t, "", bf16 ? ST_BF16 : ST_F32);
     safewriter_open(&out, weights);
     tensors_put(&out, c, t, state, 0, 0);
@@ -798,8 +795,7 @@ static bool dump_save(const char *path, const GPT2Config *c, const GPT2Table *t,
     const float loss32 = (float)loss;
     float *const arenas[] = {(float *)grads};  // only read
     const RunState state = state_in(arenas, 1);
-    SafeWriter out;
-    memset(&out, 0, sizeof out);
+    SafeWriter out = {0};
     safewriter_add(&out, "tokens", ST_I32, 2, shape);
     safewriter_add(&out, "targets", ST_I32, 2, shape);
     safewriter_add(&out, "loss", ST_F32, 1, &one);

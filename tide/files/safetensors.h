@@ -34,7 +34,7 @@ typedef struct {
     size_t elements, bytes;
     const unsigned char *data;  // in the mapped file, at any alignment
     bool seen;  // a reader has used this tensor; a model with an unused one is refused
-    uint64_t place;             // its first byte in the file (SafeWriter)
+    size_t place;               // its first byte, behind the header (SafeWriter)
 } SafeTensor;
 
 typedef struct {
@@ -75,8 +75,6 @@ static bool st_tensor(SafeTensor *ten, const Json *entry, const unsigned char *d
         return error_set(err, "tensor %.100s has the unknown dtype %.40s", entry->key,
                          dtype->string);
     ok = ok && strlen(entry->key) == entry->key_length;
-    for (const char *c = entry->key; *c != '\0'; c++)
-        ok = ok && (unsigned char)*c >= 32 && *c != 127;
     ten->name = (char *)entry->key;
     ten->data = data + begin;
     ten->elements = 1;
@@ -125,10 +123,9 @@ static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Erro
         if (strcmp(entry->key, "__metadata__") != 0
             && !st_tensor(&st->tensors[st->count++], entry, data, err)) return false;
     qsort(st->tensors, (size_t)st->count, sizeof(SafeTensor), st_compare_data);
-    bool fill = true;
     for (int i = 0; i < st->count; at += st->tensors[i++].bytes)
-        fill = fill && st->tensors[i].data == at;
-    if (!fill) return error_set(err, "the tensors do not fill their bytes without gap and overlap");
+        if (st->tensors[i].data != at)
+            return error_set(err, "the tensors do not fill their bytes without gap and overlap");
     return at == data + size || error_set(err, "cut short, or too long: %zu bytes, the header "
                                           "describes %zu", n, n - size + (size_t)(at - data));
 }
@@ -185,12 +182,15 @@ static void safetensor_floats(const SafeTensor *ten, size_t first, size_t n, flo
 typedef struct {
     int writer;  // the number of this process among the writers; writer 0 makes the file
     int count;
-    SafeTensor *tensors;
+    SafeTensor *tensors;      // only dtype and place are set
+    size_t total;             // bytes of all tensors
+    char *header;             // the start of the file: its length, and the header, padded to 8
+    size_t length;            // bytes of it
+    FILE *text;               // writes it
     FILE *file;
     char path[PATH_MAX];
-    uint64_t total;           // the file's size in bytes
-    uint64_t *sums;           // [1 + count]: the number of bytes written; then, for each tensor,
-                              // hash_words() of its bytes. The header counts as tensor 0's bytes
+    uint64_t *sums;           // for each tensor, hash_words() of its bytes, and of the header for
+                              // tensor 0, too
     bool failed;
     Error err;                // the first error
 } SafeWriter;
@@ -202,21 +202,29 @@ static void safewriter_fail(SafeWriter *w) {
 
 static void safewriter_add(SafeWriter *w, const char *name, int dtype, int rank,
                            const size_t *shape) {
+    size_t bytes = st_dtypes[dtype].size;
     w->tensors = (SafeTensor *)array_grow(w->tensors, (size_t)w->count, sizeof(SafeTensor),
                                           "list of tensors");
-    SafeTensor *ten = &w->tensors[w->count++];
-    memset(ten, 0, sizeof *ten);
-    ten->name = strdup(name);
-    ten->dtype = dtype;
-    ten->rank = rank;
-    ten->bytes = st_dtypes[dtype].size;
-    for (int i = 0; i < rank; i++) ten->bytes *= ten->shape[i] = shape[i];
+    if (w->count == 0) {
+        w->text = text_open(&w->header, &w->length);
+        fprintf(w->text, "12345678{\"__metadata__\":{\"format\":\"pt\"}");
+    }
+    fputs(",\n", w->text);
+    json_write_string(w->text, name, strlen(name));
+    fprintf(w->text, ":{\"dtype\":\"%s\",\"shape\":[", st_dtypes[dtype].name);
+    for (int i = 0; i < rank; i++) {
+        fprintf(w->text, i == 0 ? "%zu" : ",%zu", shape[i]);
+        bytes *= shape[i];
+    }
+    fprintf(w->text, "],\"data_offsets\":[%zu,%zu]}", w->total, w->total + bytes);
+    w->tensors[w->count++] = (SafeTensor){.dtype = dtype, .place = w->total};
+    w->total += bytes;
 }
 
-// Writes n bytes at byte `place` of the file, and adds them to tensor i's hash. Header: i is 0.
-static void safewriter_bytes(SafeWriter *w, int i, uint64_t place, const void *bytes, size_t n) {
-    w->sums[0] += n;
-    w->sums[1 + i] += hash_words(place, bytes, n);
+// Writes n bytes of tensor i from its byte `first` on. n is a multiple of 8, or ends the tensor.
+static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n) {
+    const size_t place = w->length + w->tensors[i].place + first;
+    w->sums[i] += hash_words(place, bytes, n);
     for (size_t done = 0; done < n && !w->failed;) {
         const ssize_t now = pwrite(fileno(w->file), (const char *)bytes + done, n - done,
                                    (off_t)(place + done));
@@ -225,62 +233,32 @@ static void safewriter_bytes(SafeWriter *w, int i, uint64_t place, const void *b
     }
 }
 
-// Writes n bytes of tensor i from its byte `first` on. n is a multiple of 8, or ends the tensor.
-static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes, size_t n) {
-    safewriter_bytes(w, i, w->tensors[i].place + first, bytes, n);
-}
-
-// Makes the start of the file: the length of the header, and the header, padded to 8 bytes.
-static char *safewriter_header(SafeWriter *w, size_t *length) {
-    char *header = NULL;
-    uint64_t begin = 0;
-    FILE *text = text_open(&header, length);
-    fwrite(&begin, 8, 1, text);
-    fprintf(text, "{\"__metadata__\":{\"format\":\"pt\"}");
-    for (int i = 0; i < w->count; i++) {
-        SafeTensor *ten = &w->tensors[i];
-        fputs(",\n", text);
-        json_write_string(text, ten->name, strlen(ten->name));
-        fprintf(text, ":{\"dtype\":\"%s\",\"shape\":[", st_dtypes[ten->dtype].name);
-        for (int d = 0; d < ten->rank; d++) fprintf(text, d == 0 ? "%zu" : ",%zu", ten->shape[d]);
-        fprintf(text, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)begin,
-                (unsigned long long)(begin + ten->bytes));
-        ten->place = begin;
-        begin += ten->bytes;
-    }
-    fputc('}', text);
-    while (ftell(text) % 8 != 0) fputc(' ', text);
-    text_close(text);
-    for (int i = 0; i < w->count; i++) w->tensors[i].place += *length;
-    w->total = begin + *length;
-    const uint64_t announced = *length - 8;
-    memcpy(header, &announced, 8);
-    return header;
-}
-
 // Creates the file and writes the header, on writer 0. Other writers open the file, and for writing
 // only: if it could be read, a client of NFS might read a page, change a few bytes, and write the
-// page back over the bytes of other writers. Returns false after an error.
-static bool safewriter_open(SafeWriter *w, const char *path) {
-    size_t length = 0;
+// page back over the bytes of other writers.
+static void safewriter_open(SafeWriter *w, const char *path) {
     char temporary[PATH_MAX];
     snprintf(w->path, sizeof w->path, "%s", path);
-    w->sums = ALLOC(uint64_t, (size_t)w->count + 2, "sums of a file");
-    char *header = safewriter_header(w, &length);
+    w->sums = ALLOC(uint64_t, (size_t)w->count, "sums of a file");
+    fputc('}', w->text);
+    while (ftell(w->text) % 8 != 0) fputc(' ', w->text);
+    text_close(w->text);
+    const uint64_t announced = w->length - 8;
+    memcpy(w->header, &announced, 8);
     if (w->writer == 0) {
         w->file = replace_open(path, &w->err);
         w->failed = w->file == NULL;
         // Gives the file its full size now: a client of NFS fills pages after its end with zeros.
-        if (!w->failed && ftruncate(fileno(w->file), (off_t)w->total) != 0) safewriter_fail(w);
-        safewriter_bytes(w, 0, 0, header, length);
+        if (!w->failed && ftruncate(fileno(w->file), (off_t)(w->length + w->total)) != 0)
+            safewriter_fail(w);
+        if (!w->failed) fwrite(w->header, 1, w->length, w->file);  // replace_close() checks it
+        w->sums[0] = hash_words(0, w->header, w->length);
     } else {
         replace_name(temporary, path);
         const int fd = open(temporary, O_WRONLY | O_CLOEXEC);
         w->file = fd >= 0 ? fdopen(fd, "wb") : NULL;
         if (w->file == NULL) safewriter_fail(w);
     }
-    free(header);
-    return !w->failed;
 }
 
 // Sends to the disk what safewriter_put() has written. All writers except writer 0 call it.
@@ -288,18 +266,15 @@ static void safewriter_flush(SafeWriter *w) {
     if (!w->failed && fsync(fileno(w->file)) != 0) safewriter_fail(w);
 }
 
-// Closes the file, and frees the writer. Writer 0 also checks that all declared bytes were written,
-// sends them to the disk, and renames the file. Returns false, with the first error in err, if any
-// call since safewriter_open() failed: then an older file is unchanged.
+// Closes the file, and frees the writer. Writer 0 also sends the file to the disk, and renames it.
+// Returns false, with the first error in err, if any call since safewriter_open() failed: then an
+// older file is unchanged.
 static bool safewriter_close(SafeWriter *w, Error *err) {
-    if (w->writer == 0 && !w->failed && w->sums[0] != w->total)
-        w->failed = !error_set(&w->err, "%s: %llu of %llu bytes were written", w->path,
-                               (unsigned long long)w->sums[0], (unsigned long long)w->total);
     if (w->writer > 0 && w->file != NULL) fclose(w->file);
-    else if (!w->failed) w->failed = !replace_close(w->file, w->path, &w->err);
-    else if (w->file != NULL) replace_close(w->file, w->path, NULL);
-    for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
+    else if (w->file != NULL)
+        w->failed = !replace_close(w->file, w->path, w->failed ? NULL : &w->err);
     free(w->tensors);
+    free(w->header);
     free(w->sums);
     const bool ok = !w->failed;
     if (!ok) *err = w->err;

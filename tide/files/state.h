@@ -29,7 +29,7 @@
 // The parts of a parameter's state: the newest weight; AdamW's m and v; and, for ZenFlow, the
 // weight that the GPU uses.
 enum { STATE_PARTS = 4 };
-static const char *const state_parts[STATE_PARTS] = {"param", "m", "v", "shown"};
+static const char *const state_parts[STATE_PARTS] = {"param.", "m.", "v.", "shown."};
 
 static int state_dtype(const RunState *state, int part) {
     return state->moments_bf16 && (part == 1 || part == 2) ? ST_BF16 : ST_F32;
@@ -76,11 +76,6 @@ static const struct { const char *name; size_t at, size; } state_fields[] = {
     STATE_FIELD(config.rope.factor), STATE_FIELD(config.rope.low), STATE_FIELD(config.rope.high),
     STATE_FIELD(config.rope.original), STATE_FIELD(config.window), STATE_FIELD(config.unturned)};
 enum { STATE_FIELDS = sizeof state_fields / sizeof state_fields[0] };
-
-static void train_state_free(TrainState *s) {
-    free(s->text);
-    s->text = NULL;
-}
 
 // Removes a checkpoint's files and its directory; if `path` is a symbolic link, only the link. If
 // the directory has other files, it stays, and stderr names it.
@@ -143,7 +138,7 @@ static bool state_agree(bool ok, Error *err) {
 // ---------------------------------------------------------------------------------------------
 // 2. Is it whole?
 
-// Parses state.txt, n bytes that were malloc'ed. *s owns the text, also after an error.
+// Parses state.txt, n bytes that *s then has.
 static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
     const GPT2Config *c = &s->config;
     const size_t end = seal_find(text, n);
@@ -175,11 +170,8 @@ static bool state_read(const char *dir, TrainState *s, Error *err) {
     char path[PATH_MAX];
     size_t n = 0;
     path_join(path, dir, "state.txt");
-    memset(s, 0, sizeof *s);
     char *text = file_read(path, &n, err);
-    if (text != NULL && state_parse(text, n, s, err)) return true;
-    train_state_free(s);
-    return false;
+    return text != NULL && state_parse(text, n, s, err);
 }
 
 // Does tensor i of a state file have the hash in state.txt? The header belongs to tensor 0.
@@ -203,21 +195,19 @@ static bool state_intact(const SafeTensors *st, int i, const TrainState *s, Erro
 static bool state_open(const char *dir, SafeTensors *st, Error *err) {
     char path[PATH_MAX];
     path_join(path, dir, "state.safetensors");
-    return safetensors_open(st, path, err)
-        && (st->count > 0 || error_set(err, "%.400s is empty", path));
+    return safetensors_open(st, path, err);
 }
 
 // Reads a checkpoint's state.txt into *s. Checks the header of state.safetensors and the hash of
 // tensor 0. If state.txt has lines of the optimizer, checks the hashes of all tensors, because
-// these lines are used before tensors are loaded. On failure *s is empty.
+// these lines are used before tensors are loaded.
 static bool state_check(const char *dir, TrainState *s, Error *err) {
     SafeTensors st;
     if (!state_read(dir, s, err)) return false;
     bool ok = state_open(dir, &st, err);
-    const int count = text_line(s->text, "optimizer") != NULL ? st.count : 1;
-    for (int i = 0; ok && i < count; i++) ok = state_intact(&st, i, s, err);
+    const bool all = text_line(s->text, "optimizer") != NULL;
+    for (int i = 0; ok && i < st.count && (all || i == 0); i++) ok = state_intact(&st, i, s, err);
     safetensors_close(&st);
-    if (!ok) train_state_free(s);
     return ok;
 }
 
@@ -244,7 +234,7 @@ static char *state_describe(const StateSave *save, const SafeWriter *file, size_
         fprintf(f, "%s %" PRIu64 "\n", state_fields[i].name, value);
     }
     fprintf(f, "hashes");
-    for (int i = 0; i < file->count; i++) fprintf(f, " %016" PRIx64, file->sums[1 + i]);
+    for (int i = 0; i < file->count; i++) fprintf(f, " %016" PRIx64, file->sums[i]);
     fprintf(f, "\n%s%s", s.text != NULL ? s.text : "", s.options);
     fflush(f);
     seal_print(f, text, *n);
@@ -254,7 +244,7 @@ static char *state_describe(const StateSave *save, const SafeWriter *file, size_
 
 // Sets file->sums, on each rank, to the sums over all ranks.
 static void state_gather(SafeWriter *file) {
-    const size_t sums = (size_t)file->count + 1, all_sums = (size_t)ranks.world * sums;
+    const size_t sums = (size_t)file->count, all_sums = (size_t)ranks.world * sums;
     uint64_t *all = ALLOC(uint64_t, all_sums, "hashes");
     ranks_exchange(file->sums, sums * sizeof *all, all);
     memset(file->sums, 0, sums * sizeof *all);
@@ -275,7 +265,7 @@ static bool state_commit(const StateSave *save, SafeWriter *file, const char *ma
     if (ok) fwrite(text, 1, n, f);
     ok = ok && replace_close(f, path, err) && directory_sync(made, err);
     free(text);
-    if (ok && path_exists(final)) checkpoint_remove(final);  // an old, damaged step_N
+    if (ok) checkpoint_remove(final);  // an old, damaged step_N
     if (ok && rename(made, final) != 0)
         ok = error_set(err, "cannot rename %s: %s", made, strerror(errno));
     if (!ok) checkpoint_remove(made);
@@ -283,24 +273,22 @@ static bool state_commit(const StateSave *save, SafeWriter *file, const char *ma
 }
 
 // Removes old checkpoints, on rank 0. The newest `keep` stay, and the one with the lowest loss.
-static void state_prune(const StateSave *save) {
+static void state_prune(const char *out, int keep, const TrainState *newest) {
     char path[PATH_MAX];
-    size_t step = save->state.step + 1;
-    if (ranks.rank > 0 || save->keep <= 0) return;
-    for (int kept = 0; (step = state_newest(save->out, step, false)) > 0; kept++) {
-        state_path(path, save->out, step);
-        if (kept >= save->keep && step != save->state.best.step) checkpoint_remove(path);
+    size_t step = newest->step + 1;
+    if (ranks.rank > 0 || keep <= 0) return;
+    for (int kept = 0; (step = state_newest(out, step, false)) > 0; kept++) {
+        state_path(path, out, step);
+        if (kept >= keep && step != newest->best.step) checkpoint_remove(path);
     }
 }
 
 // Saves a checkpoint. Older checkpoints stay whole on failure, and if the process dies at any
 // point. All ranks must call it.
 static bool state_save(const StateSave *save, Error *err) {
-    char made[PATH_MAX], path[PATH_MAX], name[128];
+    char made[PATH_MAX], path[PATH_MAX], name[64];
     const bool first = ranks.rank == 0;
-    SafeWriter file;
-    memset(&file, 0, sizeof file);
-    file.writer = ranks.rank;
+    SafeWriter file = {ranks.rank};
     // Each step has another name: a client of NFS may cache what a name meant before.
     snprintf(name, sizeof name, "checkpoints/tmp_%08zu", save->state.step);
     path_join(made, save->out, name);
@@ -309,10 +297,8 @@ static bool state_save(const StateSave *save, Error *err) {
         || error_set(err, "cannot make %s: %s", made, strerror(errno));
     if (!state_agree(ok, err)) return false;
     path_join(path, made, "state.safetensors");
-    for (int k = 0; k < save->here->parts; k++) {
-        snprintf(name, sizeof name, "%s.", state_parts[k]);
-        tensors_add(&file, NULL, save->table, name, state_dtype(save->here, k));
-    }
+    for (int k = 0; k < save->here->parts; k++)
+        tensors_add(&file, NULL, save->table, state_parts[k], state_dtype(save->here, k));
     if (first) safewriter_open(&file, path);
     ranks_barrier();
     if (!first) safewriter_open(&file, path);
@@ -323,7 +309,7 @@ static bool state_save(const StateSave *save, Error *err) {
     file.failed = !state_agree(!file.failed, &file.err);
     ok = first ? state_commit(save, &file, made, err) : safewriter_close(&file, err);
     if (!state_agree(ok, err)) return false;
-    state_prune(save);
+    state_prune(save->out, save->keep, &save->state);
     return true;
 }
 
@@ -331,14 +317,13 @@ static bool state_save(const StateSave *save, Error *err) {
 // 4. Loading it
 
 // Finds the newest whole checkpoint of the run in `out` before step `before`. Reads its state.txt
-// into *s, to be freed, and writes its path to dir. Names damaged checkpoints on stderr. Returns
+// into *s, and writes its path to dir. Names damaged checkpoints on stderr. Returns
 // false if no checkpoint is whole. Rank 0 decides; all ranks must call this function.
 static bool state_find(const char *out, size_t before, TrainState *s, char dir[PATH_MAX],
                        Error *err) {
     const bool first = ranks.rank == 0;
     bool ok = !first;
     Error why;
-    memset(s, 0, sizeof *s);
     error_set(err, "there is no whole checkpoint in %s/checkpoints", out);
     for (size_t step = before; !ok && (step = state_newest(out, step, false)) > 0;) {
         state_path(dir, out, step);
@@ -347,9 +332,7 @@ static bool state_find(const char *out, size_t before, TrainState *s, char dir[P
     }
     if (!state_agree(ok, err)) return false;
     ranks_broadcast(dir, PATH_MAX);
-    if (state_agree(first || state_read(dir, s, err), err)) return true;
-    train_state_free(s);
-    return false;
+    return state_agree(first || state_read(dir, s, err), err);
 }
 
 // Loads the checkpoint *s, which state_find() has found in dir, into *state. The file must have the
@@ -362,7 +345,7 @@ static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
     bool ok = state_open(dir, &st, err);
     for (int k = 0; ok && k < state->parts; k++) {
         char name[128];
-        snprintf(name, sizeof name, "%s.%s", state_parts[k], t->tensors[0].name);
+        snprintf(name, sizeof name, "%s%s", state_parts[k], t->tensors[0].name);
         const SafeTensor *first = safetensors_find(&st, name);
         if (first == NULL) ok = error_set(err, "tensor %s is missing", name);
         else if (k == 1 && first->dtype != state_dtype(state, k))

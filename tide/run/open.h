@@ -14,15 +14,12 @@
 #include "log.h"
 #include "out.h"
 
-// A run. It must not be moved in memory: its loaders have pointers to its members.
 typedef struct {
     Options o;
     const char *program;            // argv[0]
     GPT2Config config;
     GPT2Table table;
     Tokenizer *tokenizer;           // NULL: token files, whose tokenizer is unknown
-    TokenData data, val_data;       // the files of --data and --val
-    TokenData train_view, val_view;
     bool task, asks;                // task: --data has examples (task.h), not running text;
                                     // asks: the held-out data has examples
     bool words;                     // each of --labels is one token
@@ -248,14 +245,15 @@ static void run_open_task(Run *r) {
 static void run_open_data(Run *r) {
     const Options *o = &r->o;
     GPT2Config *c = &r->config;
+    TokenData data = {0};  // the files of --data, unless they have examples
     Error err;
     r->task = o->data != NULL && (o->labels != NULL || path_is_examples(o->data));
     r->asks = o->val == NULL ? r->task : o->labels != NULL || path_is_examples(o->val);
     if (o->pack == PACK_ON && !r->task && o->data != NULL)
         die("--pack on needs examples: JSON lines, or --labels");
     const bool texts = o->data != NULL && !r->task;
-    if (texts) r->data = data_open(o->data, r->tokenizer);
-    if (texts && !r->data.text && o->tokenizer == NULL && r->tokenizer != NULL
+    if (texts) data = data_open(o->data, r->tokenizer);
+    if (texts && !data.text && o->tokenizer == NULL && r->tokenizer != NULL
         && r->tokenizer->vocab == 256) {
         tokenizer_free(r->tokenizer);  // token files have no bytes: they are taken for GPT-2's
         r->tokenizer = NULL;
@@ -270,24 +268,24 @@ static void run_open_data(Run *r) {
     // A tokenizer may have added tokens that the saved model lacks. Texts with these are refused.
     const size_t base = r->tokenizer == NULL ? 0 : o->vocab > 0 ? needed : r->tokenizer->base;
     if (base > c->vocab) die("the tokenizer has %zu tokens and the model only %zu", base, c->vocab);
-    data_check(&r->data, c->vocab);
+    data_check(&data, c->vocab);
     if ((r->task || r->asks) && r->tokenizer == NULL)
         die("examples need --tokenizer: %s", tokenizer_why);
     if (r->task || r->asks) run_open_task(r);
-    if (o->val != NULL && !r->asks) r->val_data = data_open(o->val, r->tokenizer);
-    data_check(&r->val_data, c->vocab);
     if (texts) {
-        const size_t all = r->data.tokens, cut = o->val == NULL ? all - all / 10 : all;
-        r->train_view = data_view(&r->data, 0, cut);
-        r->val_view = data_view(&r->data, cut, all);
-        r->train = loader_make(&r->train_view, r->T, o->seed, true);
+        const size_t all = data.tokens, cut = o->val == NULL ? all - all / 10 : all;
+        r->train = loader_make(data_view(&data, 0, cut), r->T, o->seed, true);
         loader_check(&r->train);
+        if (o->val == NULL)
+            r->val = loader_make(data_view(&data, cut, all), r->T, o->seed, false);
     }
-    if (!r->asks)
-        r->val = loader_make(o->val != NULL ? &r->val_data : &r->val_view, r->T, o->seed, false);
-    if (!r->asks && o->val != NULL) loader_check(&r->val);
-    const uint64_t hash = hash_word(r->task ? r->task_train.count : r->train_view.tokens,
-                                    r->task ? task_hash(&r->task_all) : data_hash(&r->data));
+    if (o->val != NULL && !r->asks) {
+        r->val = loader_make(data_open(o->val, r->tokenizer), r->T, o->seed, false);
+        data_check(&r->val.data, c->vocab);
+        loader_check(&r->val);
+    }
+    const uint64_t hash = hash_word(r->task ? r->task_train.count : r->train.data.tokens,
+                                    r->task ? task_hash(&r->task_all) : data_hash(&data));
     if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0)
         fprintf(stderr, "tide: the data is not what this run began with: it goes on, but not with "
                         "the same bits\n");
@@ -360,10 +358,10 @@ static void run_describe(const Run *r) {
     if (r->task && o->labels != NULL && !r->words)
         printf("labels: not all are one token, so each is a choice, of which all tokens count\n");
     if (o->steps == 0 || o->dump != NULL || o->data == NULL) return;
-    const size_t train = r->task ? r->task_train.count : r->train_view.tokens;
+    const size_t train = r->task ? r->task_train.count : r->train.data.tokens;
     const size_t step = r->task ? r->step_sequences : r->step_tokens;
     const size_t held = r->val.sequences, rows = r->train.sequences;
-    const size_t val = r->asks ? r->task_val.count : held > 0 ? r->val.data->tokens : 0;
+    const size_t val = r->asks ? r->task_val.count : held > 0 ? r->val.data.tokens : 0;
     const char *const names[2] = {"token", "example"};
     const char *what = names[r->task], *unit = r->packed ? "row" : what;
     printf("data: %zu training %s%s, %.2f epochs in %zu step%s of %zu %s%s; %zu validation %s%s\n",
@@ -427,7 +425,7 @@ static int run_precision(int argc, char **argv) {
         found = state_check(dir, &s, &err);
         if (!found) continue;
         options_resume(&o, s.options);
-        train_state_free(&s);
+        free(s.text);
     }
     free(o.saved);
     return o.precision;

@@ -59,10 +59,8 @@ static void run_load(Run *r, const RunState *state) {
             die("%s: --resume again takes the one before, if there is one", note);
         if (r->rank == 0) fprintf(stderr, "tide: %s; going on from %s\n", note, r->resume_from);
         before.data_hash = r->state.data_hash;
-        train_state_free(&r->state);
         r->state = before;
     }
-    if (r->o.offload != OFFLOAD_ZENFLOW) train_state_free(&r->state);  // ZenFlow needs .text later
     out_take(&r->o, &r->lock);
 }
 
@@ -131,9 +129,7 @@ static void run_write(Run *r, size_t step, bool state) {
         if (state_agree(ok, &err)) break;
         if (again == 0 && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {
             save.keep = 1;  // older checkpoints are removed to make room
-            StateSave saved = save;
-            saved.state = r->state;
-            state_prune(&saved);
+            state_prune(save.out, save.keep, &r->state);
             continue;
         }
         if (r->state.step == 0) fail("%s", err.text);

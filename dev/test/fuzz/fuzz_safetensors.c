@@ -59,7 +59,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
             fclose(f);
             if (state_parse(text, length, &s, &err))
                 assert(s.config.layers > 0 && memchr(s.options, '\0', sizeof s.options) != NULL);
-            train_state_free(&s);
+            free(s.text);
         }
     } else {
         uint8_t *file = (uint8_t *)calloc(8 + n + DATA, 1);

@@ -97,7 +97,7 @@ static void run_of(Run *r, const Config *c, const char *out) {
 
 static void run_free(Run *r) {
     gpt2_table_free(&r->table);
-    train_state_free(&r->state);
+    free(r->state.text);
 }
 
 // A model from params, or from what *r resumes.
