@@ -131,7 +131,6 @@ typedef struct {
     Json *beside[5];           // parsed: tokenizer_files[0 .. 3], and config.json; NULL: missing
     char paths[TOKENIZER_FILES][PATH_MAX];  // paths of tokenizer_files
     size_t next;               // the id of the next added token that is not in the vocabulary
-    const char *end;           // with merges.txt: the default end-of-text token; else NULL
     uint32_t bos, eos;         // bos_token and eos_token, from FILE_CONFIG or FILE_MAP
     Error *err;
 } PartReader;
@@ -325,15 +324,18 @@ static bool read_added(PartReader *r) {
             if (!added_read(r, text, id, flags, k > 0)) return false;
         }
     }
-    for (int k = 0; k <= FILE_MAP; k += FILE_MAP) {
-        const Json *m = r->beside[k] != NULL ? r->beside[k]->child : NULL;
+    const Json *const named[3] = {json_get(r->root, "default_tokens"), r->beside[FILE_CONFIG],
+                                  r->beside[FILE_MAP]};  // a later one has precedence
+    for (int k = 0; k < 3; k++) {
+        const Json *m = named[k] != NULL ? named[k]->child : NULL;
         for (; m != NULL && m->key != NULL; m = m->next) {  // e.g. "eos_token"
             const bool one = token_text(m) != NULL;
             const char *end = strrchr(m->key, '_');
             if (end == NULL || (strcmp(end, "_token") != 0 && strcmp(end, "_tokens") != 0)
-                || (k == 0 && one && json_member(r->beside[FILE_MAP], m->key) != NULL)) continue;
+                || (k < 2 && one && json_member(named[k + 1], m->key) != NULL)) continue;
             for (const Json *i = one ? m : m->child; i != NULL; i = one ? NULL : i->next) {
                 const uint32_t id = added_name(r, i);
+                if (id == TOKENIZER_NONE) continue;
                 if (strcmp(m->key, "bos_token") == 0) r->bos = id;
                 if (strcmp(m->key, "eos_token") == 0) r->eos = id;
             }
@@ -390,11 +392,7 @@ static void read_ends(PartReader *r) {
             if (id < t->vocab && t->tokens[id].length > 0) tokens_add(&t->stops, (uint32_t)id);
         t->generation_stops = k == FILE_GENERATION && t->stops.count > 0;
     }
-    if (r->end != NULL) {
-        if (eot == TOKENIZER_NONE && json_member(config, "eos_token") == NULL)
-            eot = tokenizer_added(t, r->end);
-        if (r->bos == TOKENIZER_NONE && json_member(config, "bos_token") == NULL)
-            r->bos = tokenizer_added(t, r->end);  // transformers' GPT2Tokenizer does so
+    if (t->files[FILE_JSON].text == NULL) {
         if (json_flag(config, "add_bos_token", false) == 1) t->bos = (int)r->bos;
         if (json_flag(config, "add_eos_token", false) == 1) t->behind = (int)eot;
     } else {
@@ -422,8 +420,8 @@ static bool merges_known(const PartReader *r, const char *dir) {
 }
 
 // Adds tokenizer_class to tokenizer_config.json, or makes this file. Without it, readers would take
-// the class by model_type, which may be another family's. end: the end-of-text token, as JSON.
-static void merges_name(PartReader *r, const char *end) {
+// the class by model_type, which may be another family's. tokens: members for a new file.
+static void merges_name(PartReader *r, const char *tokens) {
     const Json *config = r->beside[FILE_CONFIG];
     TokenizerFile *file = &r->t->files[FILE_CONFIG];
     char *before = file->text;
@@ -434,8 +432,8 @@ static void merges_name(PartReader *r, const char *end) {
     if (config != NULL)
         fprintf(f, "%s%s", config->count > 0 ? ", " : "", strchr(before, '{') + 1);
     else  // a token may be null; if it were left out, transformers would add <|endoftext|>
-        fprintf(f, ", \"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
-                "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
+        fprintf(f, ", \"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, %s}\n",
+                tokens);
     text_close(f);
     free(before);
 }
@@ -446,7 +444,7 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     const char *vocab = r->t->files[FILE_VOCAB].text, *merges = r->t->files[FILE_MERGES].text;
     const Json *config = r->beside[FILE_CONFIG];
     const Json *type = json_get(r->beside[BESIDE_MODEL], "model_type");
-    char *text = NULL, end[32] = "null";
+    char *text = NULL, tokens[160], end[32];
     size_t n;
     Error inner = {"not an object"};
     if (!merges_known(r, dir)) return NULL;
@@ -458,20 +456,18 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
         return NULL;
     }
     // OPT ends a text with </s>. Its vocabulary also has <|endoftext|>, which OPT never uses.
-    r->end = config == NULL && (type != NULL ? json_is(type, "opt")
-             : vocabulary_find(json, "<s>", 3) != TOKENIZER_NONE) ? "</s>" : TOKENIZER_EOT;
-    const uint32_t id = vocabulary_find(json, r->end, strlen(r->end));
+    const char *name = config == NULL && (type != NULL ? json_is(type, "opt")
+                       : json_member(json, "<s>") != NULL) ? "</s>" : TOKENIZER_EOT;
+    snprintf(end, sizeof end, json_member(json, name) != NULL ? "\"%s\"" : "null", name);
+    snprintf(tokens, sizeof tokens, "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s", end,
+             end, end);  // what GPT2Tokenizer takes if tokenizer_config.json has no such member
     json_free(json);
     FILE *f = text_open(&text, length);
     fprintf(f, "{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": %s}, "
-            "\"decoder\": {\"type\": \"ByteLevel\"}, \"added_tokens\": [",
-            json_flag(config, "add_prefix_space", false) == 1 ? "true" : "false");
-    // If tokenizer_config.json lacks one of these three tokens, GPT2Tokenizer takes r->end for it.
-    if (id != TOKENIZER_NONE
-        && (json_member(config, "unk_token") == NULL || json_member(config, "eos_token") == NULL
-            || json_member(config, "bos_token") == NULL))
-        fprintf(f, "{\"id\": %u, \"content\": \"%s\", \"special\": true}", id, r->end);
-    fprintf(f, "], \"model\": {\"unk_token\": \"%s\", \"vocab\": %s, \"merges\": [", r->end, vocab);
+            "\"decoder\": {\"type\": \"ByteLevel\"}, \"default_tokens\": {%s}, "
+            "\"model\": {\"unk_token\": \"%s\", \"vocab\": %s, \"merges\": [",
+            json_flag(config, "add_prefix_space", false) == 1 ? "true" : "false", tokens, name,
+            vocab);
     for (const char *s = merges; *s != '\0'; s += n + (s[n] == '\n')) {
         n = strcspn(s, "\n");
         const size_t used = n > 0 && s[n - 1] == '\r' ? n - 1 : n;
@@ -480,8 +476,7 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     }
     fputs("]}}", f);
     text_close(f);
-    if (id != TOKENIZER_NONE) snprintf(end, sizeof end, "\"%s\"", r->end);
-    merges_name(r, end);
+    merges_name(r, tokens);
     return text;
 }
 
@@ -565,7 +560,8 @@ static Tokenizer *tokenizer_open(const char *dir, Error *err) {
 enum {
     TOKENIZER_PLAIN = 1,    // special tokens in this text are text
     TOKENIZER_GOES_ON = 2,  // another text stands before this one
-    TOKENIZER_INSIDE = 4    // an added token stands before this text
+    TOKENIZER_INSIDE = 4,   // an added token stands before this text
+    TOKENIZER_PIECE = 8     // this text is a piece between added tokens, not normalised yet
 };
 
 // Encodes a byte-level piece. With STEP_DIGITS each numeric character is a word by itself, and the
@@ -616,19 +612,6 @@ static void encode_piece(const Tokenizer *t, const char *s, size_t n, int how, T
     free(room);
 }
 
-static void encode_added(const Tokenizer *t, bool normalized, const char *s, size_t n, int how,
-                         Tokens *out);
-
-// Normalises a piece between added tokens, and encodes it.
-static void encode_raw(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
-    char *composed = NULL, *spaced = NULL;
-    if (t->steps & STEP_NFC) s = nfc_text(t->classes, s, &n, &composed);
-    if (t->steps & STEP_PREPEND) s = text_spaced(s, &n, !(how & TOKENIZER_GOES_ON), &spaced);
-    encode_added(t, true, s, n, how, out);
-    free(composed);
-    free(spaced);
-}
-
 // Returns the length of the white space at the end of a text (at_end), or at its start. Without
 // `spaces`, ' ' does not count, because it becomes U+2581, which is no white space.
 static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_end, bool spaces) {
@@ -642,13 +625,19 @@ static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_
     return white;
 }
 
-// Cuts out the added tokens whose flag normalized equals the argument. Encodes the pieces between
-// them. White space before a token with lstrip, or after one with rstrip, is in no piece.
-static void encode_added(const Tokenizer *t, bool normalized, const char *s, size_t n, int how,
-                         Tokens *out) {
+// Encodes a text of n bytes. how: TOKENIZER_PLAIN and the other flags, added up. Cuts out the added
+// tokens whose flag normalized is false. Encodes each piece between them by a second call, with the
+// flag TOKENIZER_PIECE: the piece is normalised, then the other added tokens are cut out. White
+// space before a token with lstrip, or after one with rstrip, is in no piece. Takes memory for a
+// few copies of the longest piece, and 24 bytes for each byte of the longest word.
+static void tokenizer_encode(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
+    const bool normalized = (how & TOKENIZER_PIECE) != 0;
     const bool spaces = !normalized || !(t->steps & STEP_PREPEND);
     const AddedToken *a;
+    char *composed = NULL, *spaced = NULL;
     size_t done = 0, at = 0;
+    if (normalized && (t->steps & STEP_NFC)) s = nfc_text(t->classes, s, &n, &composed);
+    if (!spaces) s = text_spaced(s, &n, !(how & TOKENIZER_GOES_ON), &spaced);
     do {
         a = added_find(&t->added[normalized], s, n, &at);
         size_t from = a != NULL ? at : n, to = a != NULL ? at + a->length : n;
@@ -658,18 +647,15 @@ static void encode_added(const Tokenizer *t, bool normalized, const char *s, siz
         if (a != NULL && a->lstrip)
             from -= encode_white(t, s + done, from - done, true, spaces);
         if (a != NULL && a->rstrip) to += encode_white(t, s + to, n - to, false, spaces);
-        if (from > done)
-            (normalized ? encode_piece : encode_raw)(t, s + done, from - done, how, out);
+        if (from > done && normalized) encode_piece(t, s + done, from - done, how, out);
+        else if (from > done)
+            tokenizer_encode(t, s + done, from - done, how | TOKENIZER_PIECE, out);
         if (a != NULL && from < to) tokens_add(out, a->id);
-        how = (how & TOKENIZER_PLAIN) | TOKENIZER_INSIDE;
+        how = (how & ~TOKENIZER_GOES_ON) | TOKENIZER_INSIDE;
         done = to;
     } while (a != NULL);
-}
-
-// Encodes a text of n bytes. how: TOKENIZER_PLAIN and the other flags, added up. Takes memory for a
-// few copies of the longest piece, and 24 bytes for each byte of the longest word.
-static void tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int how, Tokens *out) {
-    encode_added(t, false, text, n, how, out);
+    free(composed);
+    free(spaced);
 }
 
 // Adds token `front`, the encoded text, and token `behind` (-1: none). A token is not added where
