@@ -112,7 +112,6 @@ static void tokenizer_free(Tokenizer *t) {
     free(t->bytes);
     free(t->places);
     free(t->merges);
-    free(t->table);
     free(t->joins);
     free(t->stops.ids);
     free(t);
