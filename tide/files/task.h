@@ -167,7 +167,7 @@ static void task_instruction(TaskReader *r, const Json *root) {
         const Json *part = json_get(root, keys[k]);
         if (k == 1 && json_empty(part)) continue;
         if (part == NULL || part->type != JSON_STRING || (k != 1 && part->length
-            == encode_white(r->tok, part->string, part->length, true, true)))
+            == encode_white(part->string, part->length, true, true)))
             die("%s: \"%s\" is %s", r->where, keys[k], part == NULL ? "missing"
                 : part->type != JSON_STRING ? "no string" : "empty");
         if (k == 1) fputc('\n', f);

@@ -49,7 +49,7 @@ static void added_push(Tokenizer *t, const char *content, size_t n, uint32_t id,
                     .special = flags[1] != 0, .normalized = normalized, .lstrip = flags[3] != 0,
                     .rstrip = flags[4] != 0};
     memcpy(a.name, content, n);
-    if (normalized && (t->steps & STEP_NFC)) content = nfc_text(t->classes, content, &n, &composed);
+    if (normalized && (t->steps & STEP_NFC)) content = nfc_text(content, &n, &composed);
     a.content[0] = ' ';
     if (front) n = tokenizer_spaces(content, n, a.content + 1);
     else memcpy(a.content, content, n);
@@ -98,23 +98,6 @@ static AddedToken *added_token(const Tokenizer *t, int32_t id) {
         for (size_t i = 0; i < t->added[k].count; i++)
             if ((int32_t)t->added[k].tokens[i].id == id) return &t->added[k].tokens[i];
     return NULL;
-}
-
-static void tokenizer_free(Tokenizer *t) {
-    if (t == NULL) return;
-    for (int k = 0; k < 2; k++) {
-        for (size_t i = 0; i < t->added[k].count; i++) free(t->added[k].tokens[i].content);
-        free(t->added[k].tokens);
-    }
-    for (int i = 0; i < TOKENIZER_FILES; i++) free(t->files[i].text);
-    free(t->classes);
-    free(t->tokens);
-    free(t->bytes);
-    free(t->places);
-    free(t->merges);
-    free(t->joins);
-    free(t->stops.ids);
-    free(t);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -481,7 +464,7 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
 
 // Fills *t from the files of dir: tokenizer.json, or else vocab.json and merges.txt, and the other
 // tokenizer_files. Does not read a file whose text is in t->files already. dir NULL: reads no file.
-// On error frees *t and returns NULL, with the reason in err.
+// On error returns NULL, with the reason in err.
 static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     char path[PATH_MAX] = "", model[PATH_MAX] = "", *made = NULL;
     PartReader *r = ALLOC(PartReader, 1, "tokenizer");
@@ -492,7 +475,7 @@ static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     r->bos = r->eos = TOKENIZER_NONE;
     r->err = err;
     t->bos = t->named_bos = t->eot = t->behind = -1;
-    t->classes = word_classes_make();
+    word_classes_make();
     for (int i = 0; ok && dir != NULL && i < TOKENIZER_FILES; i++) {
         TokenizerFile *file = &t->files[i];
         const bool needed = i > FILE_JSON && t->files[FILE_JSON].text == NULL;
@@ -524,9 +507,7 @@ static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     json_free(root);
     free(r);
     free(made);
-    if (ok) return t;
-    tokenizer_free(t);
-    return NULL;
+    return ok ? t : NULL;
 }
 
 // Makes a tokenizer of 256 tokens without merges. The id of a token is the value of its byte.
@@ -568,10 +549,10 @@ enum {
 static void encode_bytes(const Tokenizer *t, const char *s, size_t n, Tokens *out) {
     for (size_t at = 0, end, length = 0; at < n; at = end + length) {
         end = t->steps & STEP_DIGITS ? at : n;  // the start of the next number
-        while (end < n && !(word_bits(t->classes, s + end, n - end, &length) & WORD_NUMERIC))
+        while (end < n && !(word_bits(s + end, n - end, &length) & WORD_NUMERIC))
             end += length;
         for (size_t word; at < end; at += word) {
-            word = word_length(t->rule, t->classes, s + at, end - at);
+            word = word_length(t->rule, s + at, end - at);
             tokenizer_word(t, s + at, word, out);
         }
         if (end < n) tokenizer_word(t, s + end, length, out);
@@ -613,10 +594,10 @@ static void encode_piece(const Tokenizer *t, const char *s, size_t n, int how, T
 
 // Returns the length of the white space at the end of a text (at_end), or at its start. Without
 // `spaces`, ' ' does not count, because it becomes U+2581, which is no white space.
-static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_end, bool spaces) {
+static size_t encode_white(const char *s, size_t n, bool at_end, bool spaces) {
     size_t white = 0, length;
     for (size_t at = 0; at < n; at += length) {
-        const bool space = word_class(t->classes, s + at, n - at, &length) == UNICODE_SPACE
+        const bool space = word_class(s + at, n - at, &length) == UNICODE_SPACE
                         && (spaces || s[at] != ' ');
         if (!space && !at_end) break;
         white = space ? white + length : 0;
@@ -635,7 +616,7 @@ static void tokenizer_encode(const Tokenizer *t, const char *s, size_t n, int ho
     const AddedToken *a;
     char *composed = NULL, *spaced = NULL;
     size_t done = 0, at = 0;
-    if (normalized && (t->steps & STEP_NFC)) s = nfc_text(t->classes, s, &n, &composed);
+    if (normalized && (t->steps & STEP_NFC)) s = nfc_text(s, &n, &composed);
     if (!spaces) s = text_spaced(s, &n, !(how & TOKENIZER_GOES_ON), &spaced);
     do {
         a = added_find(&t->added[normalized], s, n, &at);
@@ -644,8 +625,8 @@ static void tokenizer_encode(const Tokenizer *t, const char *s, size_t n, int ho
         if (a != NULL && a->special && (how & TOKENIZER_PLAIN)) continue;
         if (a != NULL && a->lstrip && from < done) from = done;
         if (a != NULL && a->lstrip)
-            from -= encode_white(t, s + done, from - done, true, spaces);
-        if (a != NULL && a->rstrip) to += encode_white(t, s + to, n - to, false, spaces);
+            from -= encode_white(s + done, from - done, true, spaces);
+        if (a != NULL && a->rstrip) to += encode_white(s + to, n - to, false, spaces);
         if (from > done && normalized) encode_piece(t, s + done, from - done, how, out);
         else if (from > done)
             tokenizer_encode(t, s + done, from - done, how | TOKENIZER_PIECE, out);

@@ -77,7 +77,6 @@ typedef struct Tokenizer {
     int steps;
     bool byte_level;                       // else the style of SentencePiece
     const WordRule *rule;                  // cuts a byte-level piece into words
-    unsigned char *classes;                // classes of code points (words.h)
     AddedTokens added[2];                  // [0]: found before a piece is normalised; [1]: after
     size_t vocab, base;                    // vocab: largest id + 1; base: without added tokens
     uint32_t byte_id[256];                 // the token of a byte as a symbol; TOKENIZER_NONE: none

@@ -256,10 +256,8 @@ static void run_open_data(Run *r) {
     const bool texts = o->data != NULL && !r->task;
     if (texts) r->data = data_open(o->data, r->tokenizer);
     if (texts && !r->data.text && o->tokenizer == NULL && r->tokenizer != NULL
-        && r->tokenizer->vocab == 256) {
-        tokenizer_free(r->tokenizer);  // token files have no bytes: they are taken for GPT-2's
-        r->tokenizer = NULL;
-    }
+        && r->tokenizer->vocab == 256)
+        r->tokenizer = NULL;  // token files have no bytes: they are taken for GPT-2's
     const size_t needed = r->tokenizer != NULL ? r->tokenizer->vocab : 50257;
     if (!o->resume && r->saved_model == NULL) {
         if (o->vocab) c->vocab = o->vocab;

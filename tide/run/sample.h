@@ -238,7 +238,7 @@ static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c,
     if (system) m[count++] = (ChatMessage){CHAT_SYSTEM, o->prompt, strlen(o->prompt)};
     while (*stop == 0 && (text = chat_turn(terminal, &length)) != NULL) {
         const ChatMessage turn[2] = {{CHAT_USER, text, length}, {CHAT_ASSISTANT, NULL, 0}};
-        if (encode_white(chat->t, text, length, false, true) == length) {
+        if (encode_white(text, length, false, true) == length) {
             free(text);
             continue;
         }
