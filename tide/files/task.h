@@ -55,14 +55,20 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------
 // Reading
 
+// How a file is read, and what has been read of it. labels NULL: the file is JSON. Else it has
+// labelled sentences: `labels` is "word|word|..", 2 to 16 words, and label number i is word i. A
+// prompt is then the sentence, without white space around it, and the template.
 typedef struct {
-    Task t;
+    const char *labels, *template_text;
     const Tokenizer *tok;
-    size_t vocab;
-    Tokens out;                // t.tokens
+    size_t vocab;              // all tokens must be below it
     int format;                // --chat-format, for chat_open()
     bool last;                 // only the last answer of a conversation is trained
+    Task t;                    // the caller sets its first_token
+    Tokens out;                // t.tokens
     bool starts;               // the prompt is empty, so the next piece begins the text
+    char *label[TASK_LABELS];  // [label_count] the words of `labels`
+    int label_count;
     char where[PATH_MAX + 32]; // the file and line, for messages
 } TaskReader;
 
@@ -266,114 +272,92 @@ static void task_array(TaskReader *r, const char *name, const char *text) {
     json_free(root);
 }
 
-static void task_sentence(TaskReader *r, char *line, const char *template_text, char **labels,
-                          int count) {
+static void task_sentence(TaskReader *r, char *line) {
     static const char space[] = " \t\r\v\f";
     char *end = strchr(line, '\t'), *tab = end;
     const size_t digits = tab == NULL ? 0 : strspn(tab + 1, "0123456789");
-    const long label = digits > 0 && digits < 10 ? atol(tab + 1) : -1;
-    if (label < 0 || label >= count || tab[1 + digits] != '\0')
-        die("%s: not a sentence, a TAB and the number of its label, 0 to %d", r->where, count - 1);
+    const long label = digits > 0 && digits < 10 ? atol(tab + 1) : -1, last = r->label_count - 1;
+    if (label < 0 || label > last || tab[1 + digits] != '\0')
+        die("%s: not a sentence, a TAB and the number of its label, 0 to %ld", r->where, last);
     while (end > line && strchr(space, end[-1]) != NULL) end--;
     *end = '\0';
     line += strspn(line, space);
     if (*line == '\0') die("%s: the sentence is empty", r->where);
-    task_joined(r, line, template_text, true);
-    for (int k = 0; k < count && r->t.labels == 0; k++)
-        task_piece(r, labels[k], strlen(labels[k]), false, false);
+    task_joined(r, line, r->template_text, true);
+    for (int k = 0; k < r->label_count && r->t.labels == 0; k++)
+        task_piece(r, r->label[k], strlen(r->label[k]), false, false);
     task_example(r, (size_t)label);
 }
 
-// Cuts "word|word|.." into labels, and returns their number. If each label is one token, it must
-// stay this token when template and label are encoded together. ("It was " and "great" fail: GPT-2
-// has a token for " great", with the space.)
-static int task_labels(TaskReader *r, char *words, const char *template_text,
-                       char *labels[TASK_LABELS]) {
+// Cuts "word|word|.." into labels. If each label is one token, it must stay this token when the
+// template and the label are encoded together. ("It was " and "great" fail: GPT-2 has a token for
+// " great", with the space.)
+static void task_labels(TaskReader *r) {
     Task *t = &r->t;
+    const char *const template_text = r->template_text;
+    char *words = strdup(r->labels);
     int count = 0;
     bool single = true;
-    for (char *word; (word = strsep(&words, "|")) != NULL; labels[count++] = word) {
+    snprintf(r->where, sizeof r->where, "--labels");
+    for (char *word; (word = strsep(&words, "|")) != NULL; r->label[count++] = word) {
         if (count == TASK_LABELS) die("--labels: more than %d words", TASK_LABELS);
         if (*word == '\0') die("--labels: a word is empty; they stand like this: ' bad| good'");
         for (int k = 0; k < count; k++)
-            if (strcmp(labels[k], word) == 0) die("--labels: '%s' is there twice", word);
+            if (strcmp(r->label[k], word) == 0) die("--labels: '%s' is there twice", word);
         task_piece(r, word, strlen(word), false, false);
         single = single && piece_tokens(t, (size_t)count) == 1;
         if (single) t->word[count] = t->tokens[count];
     }
-    if (count < 2) die("--labels '%s': at least two words, with '|' between them", labels[0]);
+    if (count < 2) die("--labels '%s': at least two words, with '|' between them", r->labels);
     snprintf(r->where, sizeof r->where, "--template");
     for (int k = 0; k < count && single; k++) {
         t->pieces = r->out.count = 0;
         task_piece(r, template_text, strlen(template_text), false, false);
-        task_joined(r, template_text, labels[k], false);
+        task_joined(r, template_text, r->label[k], false);
         if (piece_tokens(t, 1) != piece_tokens(t, 0) + 1
             || t->tokens[t->first[2] - 1] != t->word[k])
             die("--labels: '%s' is no token of its own behind the template '%s'; a space between "
-                "them belongs to the label", labels[k], template_text);
+                "them belongs to the label", r->label[k], template_text);
     }
     t->pieces = r->out.count = 0;
     if (single) t->labels = count;
-    return count;
+    r->label_count = count;
 }
 
-// Reads examples from the text of a file (see task_open()). Overwrites the text.
-static Task task_parse(const char *name, char *text, const char *labels, const char *template_text,
-                       const Tokenizer *tok, int32_t first_token, size_t vocab, int format,
-                       bool last) {
-    TaskReader reader, *r = &reader;
-    char *words = labels != NULL ? strdup(labels) : NULL, *label[TASK_LABELS];
-    int count = 0;
-    memset(r, 0, sizeof *r);
-    r->t.first_token = first_token;
-    r->tok = tok;
-    r->vocab = vocab;
-    r->format = format;
-    r->last = last;
-    if (first_token >= 0 && (size_t)first_token >= vocab)
-        die("prompts begin with token %d, but the model's vocabulary has %zu", first_token, vocab);
-    r->t.first = (size_t *)array_grow(NULL, 0, sizeof *r->t.first, "examples");
-    r->t.example = (size_t *)array_grow(NULL, 0, sizeof *r->t.example, "examples");
-    r->t.first[0] = r->t.example[0] = 0;
-    snprintf(r->where, sizeof r->where, "--labels");
-    if (labels != NULL) count = task_labels(r, words, template_text, label);
-    const size_t mark = utf8_mark(text, strlen(text));
-    if (labels == NULL && text[mark + strspn(text + mark, " \t\r\n")] == '[') {
+// Reads examples from the text of a file. Overwrites the text.
+static Task task_parse(TaskReader *r, const char *name, char *text) {
+    r->t.first = ALLOC(size_t, 1, "examples");
+    r->t.example = ALLOC(size_t, 1, "examples");
+    if (r->labels != NULL) task_labels(r);
+    if (r->labels == NULL && text[strspn(text, " \t\r\n")] == '[') {
         task_array(r, name, text);
         text = NULL;
     }
     for (size_t number = 1; text != NULL; number++) {
         char *line = strsep(&text, "\n"), *end = line + strlen(line);
         snprintf(r->where, sizeof r->where, "%s, line %zu", name, number);
-        if (labels == NULL) {
+        if (r->labels == NULL) {
             task_json(r, line);
             continue;
         }
         if (end > line && end[-1] == '\r') *--end = '\0';
         if ((number == 1 && strcmp(line, "sentence\tlabel") == 0) || (text == NULL && !*line))
             continue;
-        task_sentence(r, line, template_text, label, count);
+        task_sentence(r, line);
     }
     if (r->t.count == 0) die("%s: no examples", name);
-    free(words);
     return r->t;
 }
 
-// Opens a file of examples. labels NULL: the file is JSON. Else it has labelled sentences: `labels`
-// is "word|word|..", 2 to 16 words, and label number i is word i. A prompt is then the sentence,
-// without white space around it, and `template_text`. Prompts that are no conversation begin with
-// `first_token` (OPT: 2; -1: none). All tokens must be below `vocab`. format, last: see TaskReader.
-static Task task_open(const char *path, const char *labels, const char *template_text,
-                      const Tokenizer *tok, int32_t first_token, size_t vocab, int format,
-                      bool last) {
+// Reads a file of examples.
+static Task task_open(TaskReader *r, const char *path) {
     size_t n = 0;
     Error err;
     char *text = text_read(path, &n, &err);
     if (text == NULL)
         die("%s%s", err.text, path_exists(path) || strpbrk(path, "*?[") == NULL ? ""
             : " (patterns work for text only: examples are in one file)");
-    const Task t = task_parse(path, text, labels, template_text, tok, first_token, vocab, format,
-                              last);
+    const Task t = task_parse(r, path, text);
     free(text);
     return t;
 }

@@ -210,8 +210,6 @@ static int32_t run_first_token(const Run *r) {
 static void run_open_task(Run *r) {
     Options *o = &r->o;
     const bool tasks[2] = {r->task, r->asks};
-    const size_t V = r->config.vocab;
-    const int32_t first = run_first_token(r);
     const char *labels = o->labels, *files[2] = {o->data, o->val};
     Task *opened[2] = {&r->task_all, &r->task_val_all}, *held = &r->task_val_all;
     for (int k = 0; k < 2; k++) {
@@ -219,8 +217,9 @@ static void run_open_task(Run *r) {
         if (labels != NULL && path_exists(files[k]) && path_is_examples(files[k]))
             die("%s has JSON lines: --labels is for labelled sentences, use \"choices\" here",
                 files[k]);
-        *opened[k] = task_open(files[k], labels, o->template_text, r->tokenizer, first, V,
-                               o->chat_format, o->train_on > 0);
+        TaskReader reader = {labels, o->template_text, r->tokenizer, r->config.vocab,
+                             o->chat_format, o->train_on > 0, {.first_token = run_first_token(r)}};
+        *opened[k] = task_open(&reader, files[k]);
     }
     const size_t all = r->task_all.count, cut = o->val == NULL ? all - all / 10 : all;
     if (r->task) r->task_train = task_view(&r->task_all, 0, cut);

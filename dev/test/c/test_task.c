@@ -14,8 +14,8 @@ enum { SPACE_GREAT = 256 + 4, SPACE_B = 256 + 6 };
 // Parses a copy of exactly its size.
 static Task parse_with(const char *text, const char *labels, const char *template_text,
                        const Tokenizer *tok, int32_t first_token, size_t vocab) {
-    return task_parse("f.tsv", strdup(text), labels, template_text, tok, first_token, vocab,
-                      CHAT_AUTO, false);
+    TaskReader r = {labels, template_text, tok, vocab, .t.first_token = first_token};
+    return task_parse(&r, "f.tsv", strdup(text));
 }
 
 // What most tests have in common: labels '-' (0) and '+' (1), template " = ", no first token.
@@ -80,7 +80,7 @@ static void task_refuses(void) {
          "'b' is no token of its own"},
         {"a\t0\nz\t1", "-|+", "", bytes, -1, V, "line 2 has token 122"},
         {"a\t0\nz\t1", "a|z", "", bytes, -1, V, "--labels has token 122"},
-        {"a\t0\nz\t1", "a|b", "", bytes, V, V, "begin with token 122"},
+        {"a\t0\nz\t1", "a|b", "", bytes, V, V, "line 1 has token 122"},
         {"{\"text\":\"ab\"}\n{\"text\":\"az\"}", NULL, NULL, bytes, -1, V, "line 2 has token 122"},
         {"{\"text\":\"ab\"}", NULL, NULL, &ends, -1, '~', "line 1 has token 126"}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
@@ -91,7 +91,8 @@ static void task_refuses(void) {
 }
 
 static Task open_file(const char *path) {
-    return task_open(path, "-|+", " = ", bytes, -1, 256, CHAT_AUTO, false);
+    TaskReader r = {"-|+", " = ", bytes, 256, .t.first_token = -1};
+    return task_open(&r, path);
 }
 
 static void task_files(void) {

@@ -53,9 +53,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     Task all, train, val;
     const char *labels = flags & 8 ? "-|+|0" : "-|+";
     if (flags & 32) labels = flags & 64 ? NULL : "no|+";
-    if (DIES(all = task_parse("fuzz", file, labels, flags & 16 ? "" : " It", tok[flags & 1],
-                              flags & 2 ? 2 : -1, vocab,
-                              flags & 128 ? CHAT_MISTRAL : CHAT_LLAMA2, flags & 4)) == NULL) {
+    TaskReader r = {labels, flags & 16 ? "" : " It", tok[flags & 1], vocab,
+                    flags & 128 ? CHAT_MISTRAL : CHAT_LLAMA2, flags & 4,
+                    {.first_token = flags & 2 ? 2 : -1}};
+    if (DIES(all = task_parse(&r, "fuzz", file)) == NULL) {
         assert(all.count > 0 && all.first[0] == 0 && all.example[all.count] == all.pieces);
         assert(all.labels == (flags & 32 ? 0 : 2 + (flags & 8) / 8));
         for (size_t k = 0; k < all.pieces; k++) assert(all.first[k + 1] >= all.first[k]);
