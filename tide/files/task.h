@@ -22,7 +22,7 @@
 //
 //     task_open()    reads a file; task_parse(): reads the text of one
 //     task_view()    makes a part of a task
-//     task_pack()    puts several examples into each row that is trained
+//     task_pack()    puts each example, or several together, into a row that is trained
 //     task_batch()   fills rows with examples; task_targets(): counts their trained tokens
 //     task_row()     makes a row of an example and a choice; task_find(): finds the two of a row
 //
@@ -47,7 +47,7 @@ typedef struct {
     int labels;  // the number of label words, if each is one token (no piece is a choice); else 0
     int32_t word[TASK_LABELS]; // the token of each label word
     int32_t first_token;       // the first token of prompts that are no conversation; -1: none
-    size_t rows;               // rows that task_pack() made; 0: each example is one row
+    size_t rows;               // the rows of training, which task_pack() makes
     size_t *row, *packed;      // (rows + 1), (count): row k has the examples packed[row[k]] to
                                // packed[row[k+1] - 1]
 } Task;
@@ -434,11 +434,11 @@ static size_t task_row(const Task *t, size_t i, size_t choice, size_t T, int32_t
     return cut_inputs(cut);
 }
 
-// Counts rows. In an epoch of training, each example has a row with its right choice. In an
+// Counts rows. In an epoch of training, each example is in a row, with its right choice. In an
 // evaluation, each choice has a row, in the file's order; with label words, each example has one.
 static size_t task_rows(const Task *t, bool training) {
-    if (training && t->rows > 0) return t->rows;
-    if (training || t->labels > 0) return t->count;
+    if (training) return t->rows;
+    if (t->labels > 0) return t->count;
     return t->example[t->count] - t->example[0] - t->count;
 }
 
@@ -454,21 +454,22 @@ static size_t task_find(const Task *t, size_t row, size_t *choice) {
     return i;
 }
 
-// Puts the examples into few rows of T tokens, by best-fit decreasing: in order of length, the
-// longest first, each example is put into the row in which it leaves the least room.
-static void task_pack(Task *t, size_t T) {
+// Makes the rows of training. Each example is a row, unless `packs`: then examples are put into few
+// rows of T tokens, by best-fit decreasing: in order of length, the longest first, each example is
+// put into the row in which it leaves the least room.
+static void task_pack(Task *t, size_t T, bool packs) {
     enum { INDEX = 40 };                             // bits of the index of an example
     uint64_t *order = ALLOC(uint64_t, t->count, "packing");
     size_t *row_of = ALLOC(size_t, 2 * t->count, "packing"), *next = row_of + t->count;
     size_t *open = ALLOC(size_t, T + 1, "packing");  // open[n]: 1 + a row with n free; 0: none
     for (size_t i = 0; i < t->count; i++)
         order[i] = (T - cut_inputs(task_cut(t, i, (size_t)t->label[i], T))) << INDEX | i;
-    qsort(order, t->count, sizeof *order, compare_words);
+    if (packs) qsort(order, t->count, sizeof *order, compare_words);
     t->row = ALLOC(size_t, t->count + 1, "rows");
     t->packed = ALLOC(size_t, t->count, "rows");
     for (size_t k = 0; k < t->count; k++) {
         const size_t length = T - (order[k] >> INDEX);
-        size_t room = length;
+        size_t room = packs ? length : T + 1;
         while (room <= T && open[room] == 0) room++;
         const size_t row = room <= T ? open[room] - 1 : t->rows++;
         if (room <= T) open[room] = next[row];
@@ -494,11 +495,6 @@ static size_t task_at(const Task *t, uint64_t seed, bool training, uint64_t posi
     return training ? epoch_index(seed, position, rows, &phase) : position % rows;
 }
 
-// Row k of training has the examples row_example(j), j = row_begin(k) .. row_begin(k+1) - 1.
-static size_t row_begin(const Task *t, size_t k) { return t->rows > 0 ? t->row[k] : k; }
-
-static size_t row_example(const Task *t, size_t j) { return t->rows > 0 ? t->packed[j] : j; }
-
 // Fills `rows` rows of T tokens with the task's rows from `position` on. A shorter row is padded
 // with zeros, which no other token sees, and which are not trained. inputs, targets (rows, T).
 // begins (rows, T), or NULL: for each token, the index in its row at which its document begins.
@@ -509,10 +505,10 @@ static void task_batch(const Task *t, uint64_t seed, bool training, uint64_t pos
     const bool words = t->labels > 0, choices = !training && !words;
     for (size_t b = 0; b < rows; b++, inputs += T) {
         const size_t k = task_at(t, seed, training, position + b);
-        const size_t end = training ? row_begin(t, k + 1) : k + 1;
+        const size_t end = training ? t->row[k + 1] : k + 1;
         size_t used = 0, choice = 0;
-        for (size_t j = training ? row_begin(t, k) : k; j < end; j++) {
-            size_t i = training ? row_example(t, j) : j;
+        for (size_t j = training ? t->row[k] : k; j < end; j++) {
+            size_t i = training ? t->packed[j] : j;
             if (choices) i = task_find(t, j, &choice);
             else choice = (size_t)t->label[i];
             const size_t at = used;
@@ -535,8 +531,8 @@ static size_t task_targets(const Task *t, uint64_t seed, uint64_t position, size
     size_t sum = 0;
     for (size_t b = 0; b < rows; b++) {
         const size_t k = task_at(t, seed, true, position + b);
-        for (size_t j = row_begin(t, k); j < row_begin(t, k + 1); j++) {
-            const size_t i = row_example(t, j);
+        for (size_t j = t->row[k]; j < t->row[k + 1]; j++) {
+            const size_t i = t->packed[j];
             sum += cut_targets(task_cut(t, i, (size_t)t->label[i], T));
         }
     }

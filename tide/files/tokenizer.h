@@ -109,7 +109,8 @@ static const char *const added_flags[5] = {"single_word", "special", "normalized
 typedef struct {
     Tokenizer *t;
     const char *path;          // for messages
-    const Json *root, *vocabulary;
+    Json *root;
+    const Json *vocabulary;
     Json *beside[5];           // parsed: tokenizer_files[0 .. 3], and config.json; NULL: missing
     char paths[TOKENIZER_FILES][PATH_MAX];  // paths of tokenizer_files
     size_t next;               // the id of the next added token that is not in the vocabulary
@@ -467,13 +468,9 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
 // On error returns NULL, with the reason in err.
 static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     char path[PATH_MAX] = "", model[PATH_MAX] = "", *made = NULL;
-    PartReader *r = ALLOC(PartReader, 1, "tokenizer");
-    Json *root = NULL;
+    PartReader reader = {.t = t, .path = path, .bos = TOKENIZER_NONE, .eos = TOKENIZER_NONE,
+                         .err = err}, *r = &reader;
     bool ok = true;
-    r->t = t;
-    r->path = path;
-    r->bos = r->eos = TOKENIZER_NONE;
-    r->err = err;
     t->bos = t->named_bos = t->eot = t->behind = -1;
     word_classes_make();
     for (int i = 0; ok && dir != NULL && i < TOKENIZER_FILES; i++) {
@@ -496,16 +493,15 @@ static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     if (dir != NULL) path_join(model, dir, "config.json");
     if (ok && path_exists(model)) ok = (r->beside[BESIDE_MODEL] = json_read(model, err)) != NULL;
     if (ok && text == NULL) ok = (text = made = merges_text(r, dir, &n)) != NULL;
-    if (ok) ok = (r->root = root = json_named(path, text, n, err)) != NULL;
-    if (json_get(root, "version") != NULL && !json_is(json_get(root, "version"), "1.0"))
+    if (ok) ok = (r->root = json_named(path, text, n, err)) != NULL;
+    if (json_get(r->root, "version") != NULL && !json_is(json_get(r->root, "version"), "1.0"))
         ok = part_refuse(r, "version", "other than 1.0");
     if (json_flag(r->beside[FILE_CONFIG], "split_special_tokens", false) == 1)
         ok = part_refuse(r, "tokenizer_config.json with", "split_special_tokens true");
     ok = ok && read_steps(r) && read_model(r) && read_added(r) && read_template(r);
     if (ok) read_ends(r);
     for (int k = 0; k <= BESIDE_MODEL; k++) json_free(r->beside[k]);
-    json_free(root);
-    free(r);
+    json_free(r->root);
     free(made);
     return ok ? t : NULL;
 }

@@ -122,23 +122,16 @@ static uint32_t tokenizer_byte_to_char(int byte) {
     return byte == 173 ? 323 : (uint32_t)byte;
 }
 
-// Returns the byte that files write as code point c, or -1.
-static int tokenizer_char_to_byte(uint32_t c) {
-    int byte = c < 256 ? (int)c : c < 289 ? (int)c - 256 : c < 323 ? (int)c - 162 : 173;
-    return c <= 323 && tokenizer_byte_to_char(byte) == c ? byte : -1;
-}
-
 // Decodes a byte-level text of n bytes. Returns the number of bytes, or 0 if one of the characters
 // stands for no byte.
 static size_t tokenizer_decode(const char *text, size_t n, char *out) {
     size_t used = 0;
-    for (size_t i = 0; i < n;) {
+    for (size_t i = 0, step; i < n; i += step) {
         uint32_t c = 0;
-        const size_t step = utf8_decode(text + i, n - i, &c);
-        const int byte = step == 0 ? -1 : tokenizer_char_to_byte(c);
-        if (byte < 0) return 0;
+        step = utf8_decode(text + i, n - i, &c);
+        const int byte = c < 256 ? (int)c : c < 289 ? (int)c - 256 : c < 323 ? (int)c - 162 : 173;
+        if (step == 0 || tokenizer_byte_to_char(byte) != c) return 0;
         out[used++] = (char)byte;
-        i += step;
     }
     return used;
 }

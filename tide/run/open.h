@@ -211,7 +211,7 @@ static void run_open_task(Run *r) {
     Options *o = &r->o;
     const bool tasks[2] = {r->task, r->asks};
     const char *labels = o->labels, *files[2] = {o->data, o->val};
-    Task *opened[2] = {&r->task_all, &r->task_val_all}, *held = &r->task_val_all;
+    Task *opened[2] = {&r->task_all, &r->task_val_all};
     for (int k = 0; k < 2; k++) {
         if (files[k] == NULL || !tasks[k]) continue;
         if (labels != NULL && path_exists(files[k]) && path_is_examples(files[k]))
@@ -223,8 +223,7 @@ static void run_open_task(Run *r) {
     }
     const size_t all = r->task_all.count, cut = o->val == NULL ? all - all / 10 : all;
     if (r->task) r->task_train = task_view(&r->task_all, 0, cut);
-    r->task_val = o->val != NULL ? task_view(held, 0, held->count)
-                                 : task_view(&r->task_all, cut, all);
+    r->task_val = o->val != NULL ? r->task_val_all : task_view(&r->task_all, cut, all);
     r->words = run_task(r)->labels > 0;
     r->packed = o->pack != PACK_OFF && !r->words && r->task_train.count > 0
              && (o->steps > 0 || o->dump != NULL);
@@ -237,7 +236,7 @@ static void run_open_task(Run *r) {
     if (r->T < 2) die("examples need --seq 2 or more, not %zu", r->T);
     r->train.T = r->val.T = r->T;
     if (!r->words) r->val.T = min_size(round_up(r->task_val.longest, 8), r->T);
-    if (r->packed) task_pack(&r->task_train, r->T);
+    task_pack(&r->task_train, r->T, r->packed);
     if (r->task) r->train.sequences = task_rows(&r->task_train, true);
     if (r->asks) r->val.sequences = task_rows(&r->task_val, false);
 }

@@ -118,6 +118,7 @@ static void task_long_labels(void) {
     size_t choice = 9;
     Task t = parse_with("abc\t1\nde\t0", "no|yes|?", "=", bytes, -1, 256);
     CHECK(t.labels == 0 && t.count == 2 && t.pieces == 8 && t.label[0] == 1, "%zu", t.pieces);
+    task_pack(&t, T, false);
     CHECK(t.longest == 4 + 3 - 1 && task_rows(&t, true) == 2 && task_rows(&t, false) == 6, "rows");
     task_batch(&t, 1, false, 0, 6, T, in[0], to[0], NULL);
     static const char *const want[6][2] = {
@@ -212,6 +213,7 @@ static void task_cuts(void) {
         size_t trained = 0;
         for (size_t k = 0; k < n; k++) trained += to[k] >= 0;
         const TaskSum sum = task_sum(&t, T);
+        task_pack(&t, T, false);
         CHECK(sum.cut == (full > T) && sum.inputs == n && sum.targets == trained
               && task_targets(&t, 1, 0, 1, T) == trained, "case %zu: sums", i);
     }
@@ -230,8 +232,11 @@ static void task_packs(void) {
                  '0' + i, i * 7 % 9, "pppppppp", 1 + i * 5 % 7, "ccccccc");
     Task t = json(text);
     const TaskSum sum = task_sum(&t, T);
-    padded = task_targets(&t, 3, 0, N, T);
-    task_pack(&t, T);
+    Task single = t;
+    task_pack(&single, T, false);
+    for (size_t k = 0; k < N; k++) CHECK(single.packed[single.row[k]] == k, "row %zu", k);
+    padded = task_targets(&single, 3, 0, N, T);
+    task_pack(&t, T, true);
     CHECK(t.rows >= (sum.inputs + T - 1) / T && t.rows < sum.inputs / T + 3
           && task_rows(&t, true) == t.rows && task_rows(&t, false) == N, "%zu rows for %zu inputs",
           t.rows, sum.inputs);
@@ -260,7 +265,7 @@ static void task_packs(void) {
     // 5 + 3 and 4 + 4 fill two rows of 8; in the order of the file there would be three
     t = json("{\"text\":\"abcde\"}\n{\"text\":\"abcdef\"}\n{\"text\":\"vwxyz\"}\n"
              "{\"text\":\"wxyz\"}");
-    task_pack(&t, 8);
+    task_pack(&t, 8, true);
     CHECK(t.rows == 2 && t.row[1] == 2 && t.row[2] == 4, "%zu rows", t.rows);
 }
 

@@ -67,16 +67,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         val = task_view(&all, cut, all.count);
         assert(train.count + val.count == all.count);
         if (T > 1) {
+            size_t trained = 0;
             check_batches(&all, T, vocab, false);
-            check_batches(&train, T, vocab, true);
-            check_batches(&val, T, vocab, true);
-            if (train.count > 0 && all.labels == 0) {
-                const size_t trained = task_targets(&train, 1, 0, train.count, T);
-                task_pack(&train, T);
-                check_batches(&train, T, vocab, true);
-                assert(task_targets(&train, 1, 0, train.rows, T) == trained);
-                free(train.row);
-                free(train.packed);
+            for (int packs = 0; packs < (all.labels == 0 ? 2 : 1); packs++) {
+                Task rows = train, held = val;
+                task_pack(&rows, T, packs);
+                task_pack(&held, T, packs);
+                check_batches(&rows, T, vocab, true);
+                check_batches(&held, T, vocab, true);
+                const size_t targets = task_targets(&rows, 1, 0, rows.rows, T);
+                assert(packs == 0 || targets == trained);
+                trained = targets;
+                free(rows.row);
+                free(rows.packed);
+                free(held.row);
+                free(held.packed);
             }
         }
         free(all.first);
