@@ -69,7 +69,6 @@ static void bench(const char *dir, const char *file, const char *text, size_t n)
     }
     printf("\n");
     fflush(stdout);
-    tokenizer_free(t);
 }
 
 int main(int argc, char **argv) {

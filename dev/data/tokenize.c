@@ -327,6 +327,5 @@ int main(int argc, char **argv) {
         free(train->tokens);
         free(val->tokens);
     }
-    tokenizer_free(tok);
     return 0;
 }

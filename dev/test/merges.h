@@ -3,6 +3,23 @@
 #ifndef TIDE_MERGES_H
 #define TIDE_MERGES_H
 
+// Frees a tokenizer, which the trainers keep to their end.
+static void tokenizer_free(Tokenizer *t) {
+    if (t == NULL) return;
+    for (int k = 0; k < 2; k++) {
+        for (size_t i = 0; i < t->added[k].count; i++) free(t->added[k].tokens[i].content);
+        free(t->added[k].tokens);
+    }
+    for (int i = 0; i < TOKENIZER_FILES; i++) free(t->files[i].text);
+    free(t->tokens);
+    free(t->bytes);
+    free(t->places);
+    free(t->merges);
+    free(t->joins);
+    free(t->stops.ids);
+    free(t);
+}
+
 // Makes a tokenizer of the texts of vocab.json and merges.txt, or ends the program.
 static Tokenizer *tokenizer_of(const char *dir, const char *vocab, const char *merges) {
     Tokenizer *t = ALLOC(Tokenizer, 1, "tokenizer");
@@ -11,9 +28,9 @@ static Tokenizer *tokenizer_of(const char *dir, const char *vocab, const char *m
         t->files[k].text = strdup(k == FILE_VOCAB ? vocab : merges);
         t->files[k].length = strlen(t->files[k].text);
     }
-    t = tokenizer_parse(t, dir, &err);
-    if (t == NULL) die("%s", err.text);
-    return t;
+    if (tokenizer_parse(t, dir, &err) != NULL) return t;
+    tokenizer_free(t);
+    die("%s", err.text);
 }
 
 // vocab.json with all 256 bytes, id = value + `first`, and `more` at the end.

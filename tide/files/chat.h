@@ -80,7 +80,7 @@ static void chat_flush(ChatWriter *w) {
     const Tokenizer *t = w->chat->t;
     const int how = TOKENIZER_PLAIN | (w->out.count > 0 ? TOKENIZER_INSIDE : 0);
     const size_t first = w->out.count;
-    const size_t white = w->strips ? encode_white(t, w->piece, w->length, false, true) : 0;
+    const size_t white = w->strips ? encode_white(w->piece, w->length, false, true) : 0;
     size_t read = 0, at = 0, length;
     if (w->read > white)
         tokenizer_encode(t, w->piece + white, w->read - white, how, &w->out);
@@ -134,11 +134,11 @@ static void chat_put(ChatWriter *w, const char *format, ...) {
 static void chat_text(ChatWriter *w, const ChatMessage *m, const char *before, const char *after) {
     const int rules = w->chat->format->rules;
     const bool trims = (rules & CHAT_TRIMS) != 0, answer = m->role == CHAT_ASSISTANT;
-    const size_t white = trims ? encode_white(w->chat->t, m->text, m->n, false, true) : 0;
+    const size_t white = trims ? encode_white(m->text, m->n, false, true) : 0;
     const char *text = m->text + white;
     size_t n = m->n - white;
     if (m->text == NULL) return;
-    if (trims) n -= encode_white(w->chat->t, text, n, true, true);
+    if (trims) n -= encode_white(text, n, true, true);
     while ((rules & CHAT_CUTS) && answer && n > 0 && text[n - 1] == ' ') n--;
     w->trained = answer && !m->read;
     chat_put(w, "%s", before);
@@ -520,8 +520,8 @@ static ChatMessage chat_message(const Chat *chat, const Json *m, bool shared, co
         die("%s has a \"%s\" that is no string%s", at, known[1], content->type == JSON_ARRAY
             ? ": write the texts of its parts as one" : "");
     const bool answer = k == CHAT_ASSISTANT;
-    if (answer && content->length == encode_white(chat->t, content->string, content->length, true,
-                                                  true)) die("%s, an answer, is empty", at);
+    if (answer && content->length == encode_white(content->string, content->length, true, true))
+        die("%s, an answer, is empty", at);
     double trained = answer;
     if (weight != NULL) trained = weight->type == JSON_NUMBER ? weight->number : -1;
     if (trained != 0 && (trained != 1 || !answer))

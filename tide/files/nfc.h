@@ -91,19 +91,19 @@ static size_t nfc_write(NfcSegment *g, char *out) {
     return used;
 }
 
-// Composes a text of *n bytes. If `classes` marks no character of it, returns s. Else returns a new
+// Composes a text of *n bytes. If no character of it has the mark, returns s. Else returns a new
 // copy and stores it in *room, to be freed; *n becomes its length, at most three times the old one.
-static const char *nfc_text(const unsigned char *classes, const char *s, size_t *n, char **room) {
+static const char *nfc_text(const char *s, size_t *n, char **room) {
     NfcSegment g = {NULL, 0};
     size_t done = 0, start = 0, at = 0, used = 0, length;  // start: where the segment begins
     char *out = NULL;
     while (at < *n) {
-        if ((word_bits(classes, s + at, *n - at, &length) & WORD_COMPOSES) == 0) {
+        if ((word_bits(s + at, *n - at, &length) & WORD_COMPOSES) == 0) {
             start = length == 1 && (s[at] & 0x80) != 0 ? at + 1 : at;
             at += length;
             continue;
         }
-        while (at < *n && (word_bits(classes, s + at, *n - at, &length) & WORD_COMPOSES) != 0)
+        while (at < *n && (word_bits(s + at, *n - at, &length) & WORD_COMPOSES) != 0)
             at += length;
         if (out == NULL) out = *room = (char *)malloc(3 * *n);
         if (out == NULL) fail("out of memory: %zu bytes of text", *n);

@@ -22,7 +22,7 @@
 //
 //     task_open()    reads a file; task_parse(): reads the text of one
 //     task_view()    makes a part of a task
-//     task_pack()    puts several examples into each row that is trained
+//     task_pack()    puts each example, or several together, into a row that is trained
 //     task_batch()   fills rows with examples; task_targets(): counts their trained tokens
 //     task_row()     makes a row of an example and a choice; task_find(): finds the two of a row
 //
@@ -47,7 +47,7 @@ typedef struct {
     int labels;  // the number of label words, if each is one token (no piece is a choice); else 0
     int32_t word[TASK_LABELS]; // the token of each label word
     int32_t first_token;       // the first token of prompts that are no conversation; -1: none
-    size_t rows;               // rows that task_pack() made; 0: each example is one row
+    size_t rows;               // the rows of training, which task_pack() makes
     size_t *row, *packed;      // (rows + 1), (count): row k has the examples packed[row[k]] to
                                // packed[row[k+1] - 1]
 } Task;
@@ -55,14 +55,20 @@ typedef struct {
 // ---------------------------------------------------------------------------------------------
 // Reading
 
+// How a file is read, and what has been read of it. labels NULL: the file is JSON. Else it has
+// labelled sentences: `labels` is "word|word|..", 2 to 16 words, and label number i is word i. A
+// prompt is then the sentence, without white space around it, and the template.
 typedef struct {
-    Task t;
+    const char *labels, *template_text;
     const Tokenizer *tok;
-    size_t vocab;
-    Tokens out;                // t.tokens
+    size_t vocab;              // all tokens must be below it
     int format;                // --chat-format, for chat_open()
     bool last;                 // only the last answer of a conversation is trained
+    Task t;                    // the caller sets its first_token
+    Tokens out;                // t.tokens
     bool starts;               // the prompt is empty, so the next piece begins the text
+    char *label[TASK_LABELS];  // [label_count] the words of `labels`
+    int label_count;
     char where[PATH_MAX + 32]; // the file and line, for messages
 } TaskReader;
 
@@ -167,7 +173,7 @@ static void task_instruction(TaskReader *r, const Json *root) {
         const Json *part = json_get(root, keys[k]);
         if (k == 1 && json_empty(part)) continue;
         if (part == NULL || part->type != JSON_STRING || (k != 1 && part->length
-            == encode_white(r->tok, part->string, part->length, true, true)))
+            == encode_white(part->string, part->length, true, true)))
             die("%s: \"%s\" is %s", r->where, keys[k], part == NULL ? "missing"
                 : part->type != JSON_STRING ? "no string" : "empty");
         if (k == 1) fputc('\n', f);
@@ -266,114 +272,92 @@ static void task_array(TaskReader *r, const char *name, const char *text) {
     json_free(root);
 }
 
-static void task_sentence(TaskReader *r, char *line, const char *template_text, char **labels,
-                          int count) {
+static void task_sentence(TaskReader *r, char *line) {
     static const char space[] = " \t\r\v\f";
     char *end = strchr(line, '\t'), *tab = end;
     const size_t digits = tab == NULL ? 0 : strspn(tab + 1, "0123456789");
-    const long label = digits > 0 && digits < 10 ? atol(tab + 1) : -1;
-    if (label < 0 || label >= count || tab[1 + digits] != '\0')
-        die("%s: not a sentence, a TAB and the number of its label, 0 to %d", r->where, count - 1);
+    const long label = digits > 0 && digits < 10 ? atol(tab + 1) : -1, last = r->label_count - 1;
+    if (label < 0 || label > last || tab[1 + digits] != '\0')
+        die("%s: not a sentence, a TAB and the number of its label, 0 to %ld", r->where, last);
     while (end > line && strchr(space, end[-1]) != NULL) end--;
     *end = '\0';
     line += strspn(line, space);
     if (*line == '\0') die("%s: the sentence is empty", r->where);
-    task_joined(r, line, template_text, true);
-    for (int k = 0; k < count && r->t.labels == 0; k++)
-        task_piece(r, labels[k], strlen(labels[k]), false, false);
+    task_joined(r, line, r->template_text, true);
+    for (int k = 0; k < r->label_count && r->t.labels == 0; k++)
+        task_piece(r, r->label[k], strlen(r->label[k]), false, false);
     task_example(r, (size_t)label);
 }
 
-// Cuts "word|word|.." into labels, and returns their number. If each label is one token, it must
-// stay this token when template and label are encoded together. ("It was " and "great" fail: GPT-2
-// has a token for " great", with the space.)
-static int task_labels(TaskReader *r, char *words, const char *template_text,
-                       char *labels[TASK_LABELS]) {
+// Cuts "word|word|.." into labels. If each label is one token, it must stay this token when the
+// template and the label are encoded together. ("It was " and "great" fail: GPT-2 has a token for
+// " great", with the space.)
+static void task_labels(TaskReader *r) {
     Task *t = &r->t;
+    const char *const template_text = r->template_text;
+    char *words = strdup(r->labels);
     int count = 0;
     bool single = true;
-    for (char *word; (word = strsep(&words, "|")) != NULL; labels[count++] = word) {
+    snprintf(r->where, sizeof r->where, "--labels");
+    for (char *word; (word = strsep(&words, "|")) != NULL; r->label[count++] = word) {
         if (count == TASK_LABELS) die("--labels: more than %d words", TASK_LABELS);
         if (*word == '\0') die("--labels: a word is empty; they stand like this: ' bad| good'");
         for (int k = 0; k < count; k++)
-            if (strcmp(labels[k], word) == 0) die("--labels: '%s' is there twice", word);
+            if (strcmp(r->label[k], word) == 0) die("--labels: '%s' is there twice", word);
         task_piece(r, word, strlen(word), false, false);
         single = single && piece_tokens(t, (size_t)count) == 1;
         if (single) t->word[count] = t->tokens[count];
     }
-    if (count < 2) die("--labels '%s': at least two words, with '|' between them", labels[0]);
+    if (count < 2) die("--labels '%s': at least two words, with '|' between them", r->labels);
     snprintf(r->where, sizeof r->where, "--template");
     for (int k = 0; k < count && single; k++) {
         t->pieces = r->out.count = 0;
         task_piece(r, template_text, strlen(template_text), false, false);
-        task_joined(r, template_text, labels[k], false);
+        task_joined(r, template_text, r->label[k], false);
         if (piece_tokens(t, 1) != piece_tokens(t, 0) + 1
             || t->tokens[t->first[2] - 1] != t->word[k])
             die("--labels: '%s' is no token of its own behind the template '%s'; a space between "
-                "them belongs to the label", labels[k], template_text);
+                "them belongs to the label", r->label[k], template_text);
     }
     t->pieces = r->out.count = 0;
     if (single) t->labels = count;
-    return count;
+    r->label_count = count;
 }
 
-// Reads examples from the text of a file (see task_open()). Overwrites the text.
-static Task task_parse(const char *name, char *text, const char *labels, const char *template_text,
-                       const Tokenizer *tok, int32_t first_token, size_t vocab, int format,
-                       bool last) {
-    TaskReader reader, *r = &reader;
-    char *words = labels != NULL ? strdup(labels) : NULL, *label[TASK_LABELS];
-    int count = 0;
-    memset(r, 0, sizeof *r);
-    r->t.first_token = first_token;
-    r->tok = tok;
-    r->vocab = vocab;
-    r->format = format;
-    r->last = last;
-    if (first_token >= 0 && (size_t)first_token >= vocab)
-        die("prompts begin with token %d, but the model's vocabulary has %zu", first_token, vocab);
-    r->t.first = (size_t *)array_grow(NULL, 0, sizeof *r->t.first, "examples");
-    r->t.example = (size_t *)array_grow(NULL, 0, sizeof *r->t.example, "examples");
-    r->t.first[0] = r->t.example[0] = 0;
-    snprintf(r->where, sizeof r->where, "--labels");
-    if (labels != NULL) count = task_labels(r, words, template_text, label);
-    const size_t mark = utf8_mark(text, strlen(text));
-    if (labels == NULL && text[mark + strspn(text + mark, " \t\r\n")] == '[') {
+// Reads examples from the text of a file. Overwrites the text.
+static Task task_parse(TaskReader *r, const char *name, char *text) {
+    r->t.first = ALLOC(size_t, 1, "examples");
+    r->t.example = ALLOC(size_t, 1, "examples");
+    if (r->labels != NULL) task_labels(r);
+    if (r->labels == NULL && text[strspn(text, " \t\r\n")] == '[') {
         task_array(r, name, text);
         text = NULL;
     }
     for (size_t number = 1; text != NULL; number++) {
         char *line = strsep(&text, "\n"), *end = line + strlen(line);
         snprintf(r->where, sizeof r->where, "%s, line %zu", name, number);
-        if (labels == NULL) {
+        if (r->labels == NULL) {
             task_json(r, line);
             continue;
         }
         if (end > line && end[-1] == '\r') *--end = '\0';
         if ((number == 1 && strcmp(line, "sentence\tlabel") == 0) || (text == NULL && !*line))
             continue;
-        task_sentence(r, line, template_text, label, count);
+        task_sentence(r, line);
     }
     if (r->t.count == 0) die("%s: no examples", name);
-    free(words);
     return r->t;
 }
 
-// Opens a file of examples. labels NULL: the file is JSON. Else it has labelled sentences: `labels`
-// is "word|word|..", 2 to 16 words, and label number i is word i. A prompt is then the sentence,
-// without white space around it, and `template_text`. Prompts that are no conversation begin with
-// `first_token` (OPT: 2; -1: none). All tokens must be below `vocab`. format, last: see TaskReader.
-static Task task_open(const char *path, const char *labels, const char *template_text,
-                      const Tokenizer *tok, int32_t first_token, size_t vocab, int format,
-                      bool last) {
+// Reads a file of examples.
+static Task task_open(TaskReader *r, const char *path) {
     size_t n = 0;
     Error err;
     char *text = text_read(path, &n, &err);
     if (text == NULL)
         die("%s%s", err.text, path_exists(path) || strpbrk(path, "*?[") == NULL ? ""
             : " (patterns work for text only: examples are in one file)");
-    const Task t = task_parse(path, text, labels, template_text, tok, first_token, vocab, format,
-                              last);
+    const Task t = task_parse(r, path, text);
     free(text);
     return t;
 }
@@ -450,11 +434,11 @@ static size_t task_row(const Task *t, size_t i, size_t choice, size_t T, int32_t
     return cut_inputs(cut);
 }
 
-// Counts rows. In an epoch of training, each example has a row with its right choice. In an
+// Counts rows. In an epoch of training, each example is in a row, with its right choice. In an
 // evaluation, each choice has a row, in the file's order; with label words, each example has one.
 static size_t task_rows(const Task *t, bool training) {
-    if (training && t->rows > 0) return t->rows;
-    if (training || t->labels > 0) return t->count;
+    if (training) return t->rows;
+    if (t->labels > 0) return t->count;
     return t->example[t->count] - t->example[0] - t->count;
 }
 
@@ -470,21 +454,22 @@ static size_t task_find(const Task *t, size_t row, size_t *choice) {
     return i;
 }
 
-// Puts the examples into few rows of T tokens, by best-fit decreasing: in order of length, the
-// longest first, each example is put into the row in which it leaves the least room.
-static void task_pack(Task *t, size_t T) {
+// Makes the rows of training. Each example is a row, unless `packs`: then examples are put into few
+// rows of T tokens, by best-fit decreasing: in order of length, the longest first, each example is
+// put into the row in which it leaves the least room.
+static void task_pack(Task *t, size_t T, bool packs) {
     enum { INDEX = 40 };                             // bits of the index of an example
     uint64_t *order = ALLOC(uint64_t, t->count, "packing");
     size_t *row_of = ALLOC(size_t, 2 * t->count, "packing"), *next = row_of + t->count;
     size_t *open = ALLOC(size_t, T + 1, "packing");  // open[n]: 1 + a row with n free; 0: none
     for (size_t i = 0; i < t->count; i++)
         order[i] = (T - cut_inputs(task_cut(t, i, (size_t)t->label[i], T))) << INDEX | i;
-    qsort(order, t->count, sizeof *order, compare_words);
+    if (packs) qsort(order, t->count, sizeof *order, compare_words);
     t->row = ALLOC(size_t, t->count + 1, "rows");
     t->packed = ALLOC(size_t, t->count, "rows");
     for (size_t k = 0; k < t->count; k++) {
         const size_t length = T - (order[k] >> INDEX);
-        size_t room = length;
+        size_t room = packs ? length : T + 1;
         while (room <= T && open[room] == 0) room++;
         const size_t row = room <= T ? open[room] - 1 : t->rows++;
         if (room <= T) open[room] = next[row];
@@ -510,11 +495,6 @@ static size_t task_at(const Task *t, uint64_t seed, bool training, uint64_t posi
     return training ? epoch_index(seed, position, rows, &phase) : position % rows;
 }
 
-// Row k of training has the examples row_example(j), j = row_begin(k) .. row_begin(k+1) - 1.
-static size_t row_begin(const Task *t, size_t k) { return t->rows > 0 ? t->row[k] : k; }
-
-static size_t row_example(const Task *t, size_t j) { return t->rows > 0 ? t->packed[j] : j; }
-
 // Fills `rows` rows of T tokens with the task's rows from `position` on. A shorter row is padded
 // with zeros, which no other token sees, and which are not trained. inputs, targets (rows, T).
 // begins (rows, T), or NULL: for each token, the index in its row at which its document begins.
@@ -525,10 +505,10 @@ static void task_batch(const Task *t, uint64_t seed, bool training, uint64_t pos
     const bool words = t->labels > 0, choices = !training && !words;
     for (size_t b = 0; b < rows; b++, inputs += T) {
         const size_t k = task_at(t, seed, training, position + b);
-        const size_t end = training ? row_begin(t, k + 1) : k + 1;
+        const size_t end = training ? t->row[k + 1] : k + 1;
         size_t used = 0, choice = 0;
-        for (size_t j = training ? row_begin(t, k) : k; j < end; j++) {
-            size_t i = training ? row_example(t, j) : j;
+        for (size_t j = training ? t->row[k] : k; j < end; j++) {
+            size_t i = training ? t->packed[j] : j;
             if (choices) i = task_find(t, j, &choice);
             else choice = (size_t)t->label[i];
             const size_t at = used;
@@ -551,8 +531,8 @@ static size_t task_targets(const Task *t, uint64_t seed, uint64_t position, size
     size_t sum = 0;
     for (size_t b = 0; b < rows; b++) {
         const size_t k = task_at(t, seed, true, position + b);
-        for (size_t j = row_begin(t, k); j < row_begin(t, k + 1); j++) {
-            const size_t i = row_example(t, j);
+        for (size_t j = t->row[k]; j < t->row[k + 1]; j++) {
+            const size_t i = t->packed[j];
             sum += cut_targets(task_cut(t, i, (size_t)t->label[i], T));
         }
     }

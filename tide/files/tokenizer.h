@@ -49,7 +49,7 @@ static void added_push(Tokenizer *t, const char *content, size_t n, uint32_t id,
                     .special = flags[1] != 0, .normalized = normalized, .lstrip = flags[3] != 0,
                     .rstrip = flags[4] != 0};
     memcpy(a.name, content, n);
-    if (normalized && (t->steps & STEP_NFC)) content = nfc_text(t->classes, content, &n, &composed);
+    if (normalized && (t->steps & STEP_NFC)) content = nfc_text(content, &n, &composed);
     a.content[0] = ' ';
     if (front) n = tokenizer_spaces(content, n, a.content + 1);
     else memcpy(a.content, content, n);
@@ -100,24 +100,6 @@ static AddedToken *added_token(const Tokenizer *t, int32_t id) {
     return NULL;
 }
 
-static void tokenizer_free(Tokenizer *t) {
-    if (t == NULL) return;
-    for (int k = 0; k < 2; k++) {
-        for (size_t i = 0; i < t->added[k].count; i++) free(t->added[k].tokens[i].content);
-        free(t->added[k].tokens);
-    }
-    for (int i = 0; i < TOKENIZER_FILES; i++) free(t->files[i].text);
-    free(t->classes);
-    free(t->tokens);
-    free(t->bytes);
-    free(t->places);
-    free(t->merges);
-    free(t->table);
-    free(t->joins);
-    free(t->stops.ids);
-    free(t);
-}
-
 // ---------------------------------------------------------------------------------------------
 // tokenizer.json
 
@@ -127,11 +109,11 @@ static const char *const added_flags[5] = {"single_word", "special", "normalized
 typedef struct {
     Tokenizer *t;
     const char *path;          // for messages
-    const Json *root, *vocabulary;
+    Json *root;
+    const Json *vocabulary;
     Json *beside[5];           // parsed: tokenizer_files[0 .. 3], and config.json; NULL: missing
     char paths[TOKENIZER_FILES][PATH_MAX];  // paths of tokenizer_files
     size_t next;               // the id of the next added token that is not in the vocabulary
-    const char *end;           // with merges.txt: the default end-of-text token; else NULL
     uint32_t bos, eos;         // bos_token and eos_token, from FILE_CONFIG or FILE_MAP
     Error *err;
 } PartReader;
@@ -325,15 +307,18 @@ static bool read_added(PartReader *r) {
             if (!added_read(r, text, id, flags, k > 0)) return false;
         }
     }
-    for (int k = 0; k <= FILE_MAP; k += FILE_MAP) {
-        const Json *m = r->beside[k] != NULL ? r->beside[k]->child : NULL;
+    const Json *const named[3] = {json_get(r->root, "default_tokens"), r->beside[FILE_CONFIG],
+                                  r->beside[FILE_MAP]};  // a later one has precedence
+    for (int k = 0; k < 3; k++) {
+        const Json *m = named[k] != NULL ? named[k]->child : NULL;
         for (; m != NULL && m->key != NULL; m = m->next) {  // e.g. "eos_token"
             const bool one = token_text(m) != NULL;
             const char *end = strrchr(m->key, '_');
             if (end == NULL || (strcmp(end, "_token") != 0 && strcmp(end, "_tokens") != 0)
-                || (k == 0 && one && json_member(r->beside[FILE_MAP], m->key) != NULL)) continue;
+                || (k < 2 && one && json_member(named[k + 1], m->key) != NULL)) continue;
             for (const Json *i = one ? m : m->child; i != NULL; i = one ? NULL : i->next) {
                 const uint32_t id = added_name(r, i);
+                if (id == TOKENIZER_NONE) continue;
                 if (strcmp(m->key, "bos_token") == 0) r->bos = id;
                 if (strcmp(m->key, "eos_token") == 0) r->eos = id;
             }
@@ -390,11 +375,7 @@ static void read_ends(PartReader *r) {
             if (id < t->vocab && t->tokens[id].length > 0) tokens_add(&t->stops, (uint32_t)id);
         t->generation_stops = k == FILE_GENERATION && t->stops.count > 0;
     }
-    if (r->end != NULL) {
-        if (eot == TOKENIZER_NONE && json_member(config, "eos_token") == NULL)
-            eot = tokenizer_added(t, r->end);
-        if (r->bos == TOKENIZER_NONE && json_member(config, "bos_token") == NULL)
-            r->bos = tokenizer_added(t, r->end);  // transformers' GPT2Tokenizer does so
+    if (t->files[FILE_JSON].text == NULL) {
         if (json_flag(config, "add_bos_token", false) == 1) t->bos = (int)r->bos;
         if (json_flag(config, "add_eos_token", false) == 1) t->behind = (int)eot;
     } else {
@@ -422,8 +403,8 @@ static bool merges_known(const PartReader *r, const char *dir) {
 }
 
 // Adds tokenizer_class to tokenizer_config.json, or makes this file. Without it, readers would take
-// the class by model_type, which may be another family's. end: the end-of-text token, as JSON.
-static void merges_name(PartReader *r, const char *end) {
+// the class by model_type, which may be another family's. tokens: members for a new file.
+static void merges_name(PartReader *r, const char *tokens) {
     const Json *config = r->beside[FILE_CONFIG];
     TokenizerFile *file = &r->t->files[FILE_CONFIG];
     char *before = file->text;
@@ -434,8 +415,8 @@ static void merges_name(PartReader *r, const char *end) {
     if (config != NULL)
         fprintf(f, "%s%s", config->count > 0 ? ", " : "", strchr(before, '{') + 1);
     else  // a token may be null; if it were left out, transformers would add <|endoftext|>
-        fprintf(f, ", \"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, "
-                "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s}\n", end, end, end);
+        fprintf(f, ", \"add_prefix_space\": false, \"clean_up_tokenization_spaces\": false, %s}\n",
+                tokens);
     text_close(f);
     free(before);
 }
@@ -446,7 +427,7 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     const char *vocab = r->t->files[FILE_VOCAB].text, *merges = r->t->files[FILE_MERGES].text;
     const Json *config = r->beside[FILE_CONFIG];
     const Json *type = json_get(r->beside[BESIDE_MODEL], "model_type");
-    char *text = NULL, end[32] = "null";
+    char *text = NULL, tokens[160], end[32];
     size_t n;
     Error inner = {"not an object"};
     if (!merges_known(r, dir)) return NULL;
@@ -458,20 +439,18 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
         return NULL;
     }
     // OPT ends a text with </s>. Its vocabulary also has <|endoftext|>, which OPT never uses.
-    r->end = config == NULL && (type != NULL ? json_is(type, "opt")
-             : vocabulary_find(json, "<s>", 3) != TOKENIZER_NONE) ? "</s>" : TOKENIZER_EOT;
-    const uint32_t id = vocabulary_find(json, r->end, strlen(r->end));
+    const char *name = config == NULL && (type != NULL ? json_is(type, "opt")
+                       : json_member(json, "<s>") != NULL) ? "</s>" : TOKENIZER_EOT;
+    snprintf(end, sizeof end, json_member(json, name) != NULL ? "\"%s\"" : "null", name);
+    snprintf(tokens, sizeof tokens, "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s", end,
+             end, end);  // what GPT2Tokenizer takes if tokenizer_config.json has no such member
     json_free(json);
     FILE *f = text_open(&text, length);
     fprintf(f, "{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": %s}, "
-            "\"decoder\": {\"type\": \"ByteLevel\"}, \"added_tokens\": [",
-            json_flag(config, "add_prefix_space", false) == 1 ? "true" : "false");
-    // If tokenizer_config.json lacks one of these three tokens, GPT2Tokenizer takes r->end for it.
-    if (id != TOKENIZER_NONE
-        && (json_member(config, "unk_token") == NULL || json_member(config, "eos_token") == NULL
-            || json_member(config, "bos_token") == NULL))
-        fprintf(f, "{\"id\": %u, \"content\": \"%s\", \"special\": true}", id, r->end);
-    fprintf(f, "], \"model\": {\"unk_token\": \"%s\", \"vocab\": %s, \"merges\": [", r->end, vocab);
+            "\"decoder\": {\"type\": \"ByteLevel\"}, \"default_tokens\": {%s}, "
+            "\"model\": {\"unk_token\": \"%s\", \"vocab\": %s, \"merges\": [",
+            json_flag(config, "add_prefix_space", false) == 1 ? "true" : "false", tokens, name,
+            vocab);
     for (const char *s = merges; *s != '\0'; s += n + (s[n] == '\n')) {
         n = strcspn(s, "\n");
         const size_t used = n > 0 && s[n - 1] == '\r' ? n - 1 : n;
@@ -480,25 +459,20 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     }
     fputs("]}}", f);
     text_close(f);
-    if (id != TOKENIZER_NONE) snprintf(end, sizeof end, "\"%s\"", r->end);
-    merges_name(r, end);
+    merges_name(r, tokens);
     return text;
 }
 
 // Fills *t from the files of dir: tokenizer.json, or else vocab.json and merges.txt, and the other
 // tokenizer_files. Does not read a file whose text is in t->files already. dir NULL: reads no file.
-// On error frees *t and returns NULL, with the reason in err.
+// On error returns NULL, with the reason in err.
 static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     char path[PATH_MAX] = "", model[PATH_MAX] = "", *made = NULL;
-    PartReader *r = ALLOC(PartReader, 1, "tokenizer");
-    Json *root = NULL;
+    PartReader reader = {.t = t, .path = path, .bos = TOKENIZER_NONE, .eos = TOKENIZER_NONE,
+                         .err = err}, *r = &reader;
     bool ok = true;
-    r->t = t;
-    r->path = path;
-    r->bos = r->eos = TOKENIZER_NONE;
-    r->err = err;
     t->bos = t->named_bos = t->eot = t->behind = -1;
-    t->classes = word_classes_make();
+    word_classes_make();
     for (int i = 0; ok && dir != NULL && i < TOKENIZER_FILES; i++) {
         TokenizerFile *file = &t->files[i];
         const bool needed = i > FILE_JSON && t->files[FILE_JSON].text == NULL;
@@ -519,20 +493,17 @@ static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
     if (dir != NULL) path_join(model, dir, "config.json");
     if (ok && path_exists(model)) ok = (r->beside[BESIDE_MODEL] = json_read(model, err)) != NULL;
     if (ok && text == NULL) ok = (text = made = merges_text(r, dir, &n)) != NULL;
-    if (ok) ok = (r->root = root = json_named(path, text, n, err)) != NULL;
-    if (json_get(root, "version") != NULL && !json_is(json_get(root, "version"), "1.0"))
+    if (ok) ok = (r->root = json_named(path, text, n, err)) != NULL;
+    if (json_get(r->root, "version") != NULL && !json_is(json_get(r->root, "version"), "1.0"))
         ok = part_refuse(r, "version", "other than 1.0");
     if (json_flag(r->beside[FILE_CONFIG], "split_special_tokens", false) == 1)
         ok = part_refuse(r, "tokenizer_config.json with", "split_special_tokens true");
     ok = ok && read_steps(r) && read_model(r) && read_added(r) && read_template(r);
     if (ok) read_ends(r);
     for (int k = 0; k <= BESIDE_MODEL; k++) json_free(r->beside[k]);
-    json_free(root);
-    free(r);
+    json_free(r->root);
     free(made);
-    if (ok) return t;
-    tokenizer_free(t);
-    return NULL;
+    return ok ? t : NULL;
 }
 
 // Makes a tokenizer of 256 tokens without merges. The id of a token is the value of its byte.
@@ -565,7 +536,8 @@ static Tokenizer *tokenizer_open(const char *dir, Error *err) {
 enum {
     TOKENIZER_PLAIN = 1,    // special tokens in this text are text
     TOKENIZER_GOES_ON = 2,  // another text stands before this one
-    TOKENIZER_INSIDE = 4    // an added token stands before this text
+    TOKENIZER_INSIDE = 4,   // an added token stands before this text
+    TOKENIZER_PIECE = 8     // this text is a piece between added tokens, not normalised yet
 };
 
 // Encodes a byte-level piece. With STEP_DIGITS each numeric character is a word by itself, and the
@@ -573,10 +545,10 @@ enum {
 static void encode_bytes(const Tokenizer *t, const char *s, size_t n, Tokens *out) {
     for (size_t at = 0, end, length = 0; at < n; at = end + length) {
         end = t->steps & STEP_DIGITS ? at : n;  // the start of the next number
-        while (end < n && !(word_bits(t->classes, s + end, n - end, &length) & WORD_NUMERIC))
+        while (end < n && !(word_bits(s + end, n - end, &length) & WORD_NUMERIC))
             end += length;
         for (size_t word; at < end; at += word) {
-            word = word_length(t->rule, t->classes, s + at, end - at);
+            word = word_length(t->rule, s + at, end - at);
             tokenizer_word(t, s + at, word, out);
         }
         if (end < n) tokenizer_word(t, s + end, length, out);
@@ -616,25 +588,12 @@ static void encode_piece(const Tokenizer *t, const char *s, size_t n, int how, T
     free(room);
 }
 
-static void encode_added(const Tokenizer *t, bool normalized, const char *s, size_t n, int how,
-                         Tokens *out);
-
-// Normalises a piece between added tokens, and encodes it.
-static void encode_raw(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
-    char *composed = NULL, *spaced = NULL;
-    if (t->steps & STEP_NFC) s = nfc_text(t->classes, s, &n, &composed);
-    if (t->steps & STEP_PREPEND) s = text_spaced(s, &n, !(how & TOKENIZER_GOES_ON), &spaced);
-    encode_added(t, true, s, n, how, out);
-    free(composed);
-    free(spaced);
-}
-
 // Returns the length of the white space at the end of a text (at_end), or at its start. Without
 // `spaces`, ' ' does not count, because it becomes U+2581, which is no white space.
-static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_end, bool spaces) {
+static size_t encode_white(const char *s, size_t n, bool at_end, bool spaces) {
     size_t white = 0, length;
     for (size_t at = 0; at < n; at += length) {
-        const bool space = word_class(t->classes, s + at, n - at, &length) == UNICODE_SPACE
+        const bool space = word_class(s + at, n - at, &length) == UNICODE_SPACE
                         && (spaces || s[at] != ' ');
         if (!space && !at_end) break;
         white = space ? white + length : 0;
@@ -642,13 +601,19 @@ static size_t encode_white(const Tokenizer *t, const char *s, size_t n, bool at_
     return white;
 }
 
-// Cuts out the added tokens whose flag normalized equals the argument. Encodes the pieces between
-// them. White space before a token with lstrip, or after one with rstrip, is in no piece.
-static void encode_added(const Tokenizer *t, bool normalized, const char *s, size_t n, int how,
-                         Tokens *out) {
+// Encodes a text of n bytes. how: TOKENIZER_PLAIN and the other flags, added up. Cuts out the added
+// tokens whose flag normalized is false. Encodes each piece between them by a second call, with the
+// flag TOKENIZER_PIECE: the piece is normalised, then the other added tokens are cut out. White
+// space before a token with lstrip, or after one with rstrip, is in no piece. Takes memory for a
+// few copies of the longest piece, and 24 bytes for each byte of the longest word.
+static void tokenizer_encode(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
+    const bool normalized = (how & TOKENIZER_PIECE) != 0;
     const bool spaces = !normalized || !(t->steps & STEP_PREPEND);
     const AddedToken *a;
+    char *composed = NULL, *spaced = NULL;
     size_t done = 0, at = 0;
+    if (normalized && (t->steps & STEP_NFC)) s = nfc_text(s, &n, &composed);
+    if (!spaces) s = text_spaced(s, &n, !(how & TOKENIZER_GOES_ON), &spaced);
     do {
         a = added_find(&t->added[normalized], s, n, &at);
         size_t from = a != NULL ? at : n, to = a != NULL ? at + a->length : n;
@@ -656,20 +621,17 @@ static void encode_added(const Tokenizer *t, bool normalized, const char *s, siz
         if (a != NULL && a->special && (how & TOKENIZER_PLAIN)) continue;
         if (a != NULL && a->lstrip && from < done) from = done;
         if (a != NULL && a->lstrip)
-            from -= encode_white(t, s + done, from - done, true, spaces);
-        if (a != NULL && a->rstrip) to += encode_white(t, s + to, n - to, false, spaces);
-        if (from > done)
-            (normalized ? encode_piece : encode_raw)(t, s + done, from - done, how, out);
+            from -= encode_white(s + done, from - done, true, spaces);
+        if (a != NULL && a->rstrip) to += encode_white(s + to, n - to, false, spaces);
+        if (from > done && normalized) encode_piece(t, s + done, from - done, how, out);
+        else if (from > done)
+            tokenizer_encode(t, s + done, from - done, how | TOKENIZER_PIECE, out);
         if (a != NULL && from < to) tokens_add(out, a->id);
-        how = (how & TOKENIZER_PLAIN) | TOKENIZER_INSIDE;
+        how = (how & ~TOKENIZER_GOES_ON) | TOKENIZER_INSIDE;
         done = to;
     } while (a != NULL);
-}
-
-// Encodes a text of n bytes. how: TOKENIZER_PLAIN and the other flags, added up. Takes memory for a
-// few copies of the longest piece, and 24 bytes for each byte of the longest word.
-static void tokenizer_encode(const Tokenizer *t, const char *text, size_t n, int how, Tokens *out) {
-    encode_added(t, false, text, n, how, out);
+    free(composed);
+    free(spaced);
 }
 
 // Adds token `front`, the encoded text, and token `behind` (-1: none). A token is not added where

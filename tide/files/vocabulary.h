@@ -34,8 +34,9 @@ typedef struct {
     bool whole;                            // a word with this text has been merged to this token
     bool front;                            // a space is stored before `start`, and is output, too
 } TokenText;
-typedef struct { uint32_t left, right, result; } TokenMerge;
-typedef struct { uint32_t hash, place; } TokenPlace;  // place: 1 + an index; 0: unused
+typedef struct { uint32_t hash, place; } TokenPlace;  // place: 1 + an id; 0: unused
+typedef struct { uint32_t left, right, result, place; } TokenMerge;  // place: its number in the
+                                           // list, from 1 on; 0: unused
 
 // An added token. It is found in a text before the text is cut into words.
 typedef struct {
@@ -76,7 +77,6 @@ typedef struct Tokenizer {
     int steps;
     bool byte_level;                       // else the style of SentencePiece
     const WordRule *rule;                  // cuts a byte-level piece into words
-    unsigned char *classes;                // classes of code points (words.h)
     AddedTokens added[2];                  // [0]: found before a piece is normalised; [1]: after
     size_t vocab, base;                    // vocab: largest id + 1; base: without added tokens
     uint32_t byte_id[256];                 // the token of a byte as a symbol; TOKENIZER_NONE: none
@@ -85,10 +85,8 @@ typedef struct Tokenizer {
     size_t used;                           // bytes of these texts
     TokenPlace *places;                    // a hash table: text -> id
     size_t place_mask;
-    TokenMerge *merges;                    // [merge_count], in the order of the list
-    size_t merge_count;
-    TokenPlace *table;                     // a hash table: (left, right) -> merge
-    size_t table_mask;
+    TokenMerge *merges;                    // a hash table: (left, right) -> merge
+    size_t merge_mask;
     bool ignore_merges;                    // a word that is a token is never merged
     bool *joins;                           // [256 * 256]: does any token have these two bytes side
                                            // by side? NULL if byte-level
@@ -124,23 +122,16 @@ static uint32_t tokenizer_byte_to_char(int byte) {
     return byte == 173 ? 323 : (uint32_t)byte;
 }
 
-// Returns the byte that files write as code point c, or -1.
-static int tokenizer_char_to_byte(uint32_t c) {
-    int byte = c < 256 ? (int)c : c < 289 ? (int)c - 256 : c < 323 ? (int)c - 162 : 173;
-    return c <= 323 && tokenizer_byte_to_char(byte) == c ? byte : -1;
-}
-
 // Decodes a byte-level text of n bytes. Returns the number of bytes, or 0 if one of the characters
 // stands for no byte.
 static size_t tokenizer_decode(const char *text, size_t n, char *out) {
     size_t used = 0;
-    for (size_t i = 0; i < n;) {
+    for (size_t i = 0, step; i < n; i += step) {
         uint32_t c = 0;
-        const size_t step = utf8_decode(text + i, n - i, &c);
-        const int byte = step == 0 ? -1 : tokenizer_char_to_byte(c);
-        if (byte < 0) return 0;
+        step = utf8_decode(text + i, n - i, &c);
+        const int byte = c < 256 ? (int)c : c < 289 ? (int)c - 256 : c < 323 ? (int)c - 162 : 173;
+        if (step == 0 || tokenizer_byte_to_char(byte) != c) return 0;
         out[used++] = (char)byte;
-        i += step;
     }
     return used;
 }
@@ -218,12 +209,11 @@ static bool tokenizer_store(Tokenizer *t, size_t id, const char *key, size_t n) 
     return symbols;
 }
 
-// Makes a hash table for `count` entries, at most half full. *mask: its size - 1.
-static TokenPlace *places_make(size_t count, size_t *mask) {
+// Returns the size of a hash table for `count` entries, which is at most half full.
+static size_t places_for(size_t count) {
     size_t places = 4;
     while (places < 2 * count + 2) places *= 2;
-    *mask = places - 1;
-    return ALLOC(TokenPlace, places, "vocabulary");
+    return places;
 }
 
 // Reads a vocabulary {"text": id, ..}. Leaves room for `more` tokens with `more_bytes` of text.
@@ -237,7 +227,8 @@ static bool tokenizer_read_tokens(Tokenizer *t, const char *file, const Json *vo
         if (id >= t->vocab) t->vocab = id + 1;
         bytes += token->key_length;
     }
-    t->places = places_make(vocabulary->count, &t->place_mask);
+    t->place_mask = places_for(vocabulary->count) - 1;
+    t->places = ALLOC(TokenPlace, t->place_mask + 1, "vocabulary");
     t->tokens = ALLOC(TokenText, t->vocab + more, "vocabulary");
     t->bytes = ALLOC(char, bytes, "vocabulary");
     if (!t->byte_level) t->joins = ALLOC(bool, 1 << 16, "vocabulary");
@@ -276,18 +267,12 @@ static int tokenizer_read_bytes(Tokenizer *t, const Json *vocabulary) {
 // ---------------------------------------------------------------------------------------------
 // Lists of merges
 
-static uint32_t merge_hash(uint32_t left, uint32_t right) {
-    return (uint32_t)((((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u) >> 32);
-}
-
 // Returns the place of a merge in the hash table, or an unused place.
-static TokenPlace *merge_place(const Tokenizer *t, uint32_t left, uint32_t right, uint32_t hash) {
-    for (size_t slot = hash;; slot++) {
-        TokenPlace *p = &t->table[slot & t->table_mask];
-        if (p->place == 0) return p;
-        if (p->hash != hash) continue;
-        const TokenMerge *m = &t->merges[p->place - 1];
-        if (m->left == left && m->right == right) return p;
+static TokenMerge *merge_place(const Tokenizer *t, uint32_t left, uint32_t right) {
+    const uint64_t hash = ((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15u;
+    for (size_t slot = hash >> 32;; slot++) {
+        TokenMerge *m = &t->merges[slot & t->merge_mask];
+        if (m->place == 0 || (m->left == left && m->right == right)) return m;
     }
 }
 
@@ -298,8 +283,8 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vo
     const char *what = NULL;
     char *both = ALLOC(char, list->length, "merges");
     size_t number = 0;
-    t->table = places_make(list->count, &t->table_mask);
-    t->merges = ALLOC(TokenMerge, list->count, "merges");
+    t->merge_mask = places_for(list->count) - 1;
+    t->merges = ALLOC(TokenMerge, t->merge_mask + 1, "merges");
     for (const Json *m = list->child; m != NULL && what == NULL; m = m->next) {
         const Json *left = m->child, *right = left != NULL ? left->next : NULL;
         const bool text = m->type == JSON_STRING;
@@ -312,11 +297,10 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vo
         if (text && strncmp(m->string, "#version", 8) == 0) continue;
         memcpy(both, pair ? left->string : m->string, a);
         memcpy(both + a, pair ? right->string : m->string + m->length - b, b);
-        TokenMerge merge = {vocabulary_find(vocabulary, both, a),
-                            vocabulary_find(vocabulary, both + a, b),
-                            vocabulary_find(vocabulary, both, a + b)};
-        const uint32_t hash = merge_hash(merge.left, merge.right);
-        TokenPlace *found = merge_place(t, merge.left, merge.right, hash);
+        const TokenMerge merge = {vocabulary_find(vocabulary, both, a),
+                                  vocabulary_find(vocabulary, both + a, b),
+                                  vocabulary_find(vocabulary, both, a + b), (uint32_t)number};
+        TokenMerge *found = merge_place(t, merge.left, merge.right);
         if (a == 0 || b == 0 || (text && memchr(both + a, ' ', b) != NULL))
             what = "not two tokens with a space between";
         else if (merge.left == TOKENIZER_NONE || merge.right == TOKENIZER_NONE)
@@ -326,9 +310,7 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vo
         else if (found->place > 0) what = "occurs twice";
         if (!t->byte_level && (tokenizer_hex(both, a) >= 0 || tokenizer_hex(both + a, b) >= 0))
             memset(t->joins, true, 1 << 16);  // a byte's token may merge with any other
-        t->merges[t->merge_count++] = merge;
-        found->hash = hash;
-        found->place = (uint32_t)t->merge_count;
+        *found = merge;
     }
     free(both);
     return what == NULL || error_set(err, "%.300s, merge %zu: %s", file, number, what);
@@ -338,14 +320,13 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vo
 // Merging
 
 // Adds the pair of the tokens at `left` and `right` to a binary heap, if the list has a merge for
-// it. An item is rank << 32 | left; the rank is the merge's index in the list. The smallest item is
-// at the top: of equal pairs, the leftmost.
+// it. An item is rank << 32 | left; the rank is the merge's number in the list. The smallest item
+// is at the top: of equal pairs, the leftmost.
 static void tokenizer_heap_push(const Tokenizer *t, uint64_t *heap, size_t *count,
                                 const uint32_t *ids, size_t left, size_t right) {
-    const uint32_t a = ids[left], b = ids[right];
-    const uint32_t rank = merge_place(t, a, b, merge_hash(a, b))->place - 1;
+    const uint32_t rank = merge_place(t, ids[left], ids[right])->place;
     const uint64_t item = (uint64_t)rank << 32 | left;
-    if (rank == TOKENIZER_NONE) return;
+    if (rank == 0) return;
     size_t i = (*count)++;
     for (; i > 0 && heap[(i - 1) / 2] > item; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
     heap[i] = item;
@@ -380,10 +361,10 @@ static size_t tokenizer_merge(const Tokenizer *t, uint32_t *ids, size_t n) {
     }
     while (count > 0) {
         const uint64_t top = tokenizer_heap_pop(heap, &count);
-        const uint32_t rank = (uint32_t)(top >> 32), i = (uint32_t)top, j = next[i];
-        // Token i or j has changed. (If j is n, token i has changed, so that ids[n] is not read.)
-        if (t->merges[rank].left != ids[i] || t->merges[rank].right != ids[j]) continue;
-        ids[i] = t->merges[rank].result;
+        const uint32_t i = (uint32_t)top, j = next[i];
+        const TokenMerge *merge = j < n ? merge_place(t, ids[i], ids[j]) : NULL;
+        if (merge == NULL || merge->place != top >> 32) continue;  // token i or j has changed
+        ids[i] = merge->result;
         ids[j] = TOKENIZER_NONE;
         next[i] = next[j];
         if (next[i] < n) previous[next[i]] = i;

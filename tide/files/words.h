@@ -2,7 +2,7 @@
 //
 //     word_rules            the expressions of GPT-2, Llama-3, Qwen2 and Tekken, as a table
 //     word_length()         the bytes of the first word of a text
-//     word_classes_make()   makes the table of the classes of all code points
+//     word_classes_make()   makes the table of the classes of all code points (word_classes)
 //     word_class()          the class of the first code point of a text
 //
 // At each place of a text, GPT-2's expression tries these alternatives in this order:
@@ -54,55 +54,53 @@ enum {
     WORD_END = UNICODE_SPACE + 1  // the class of the "next code point" at the end of a text
 };
 
+// The bits of each code point below WORD_POINTS. Without this table, a search in ranges would take
+// most of the time.
+static unsigned char word_classes[WORD_POINTS];
+
 // Sets a bit of the code points in n / 2 ranges, which are given as first and last code points.
-static void word_mark(unsigned char *classes, const uint32_t *ranges, size_t n, int bit) {
+static void word_mark(const uint32_t *ranges, size_t n, int bit) {
     for (size_t i = 0; i < n; i += 2)
-        for (uint32_t c = ranges[i]; c <= ranges[i + 1]; c++) classes[c] |= (unsigned char)bit;
+        for (uint32_t c = ranges[i]; c <= ranges[i + 1]; c++) word_classes[c] |= (unsigned char)bit;
 }
 
-// Makes a table of the bits of each code point below WORD_POINTS. Without the table, a search in
-// ranges would take most of the time.
-static unsigned char *word_classes_make(void) {
+// Fills the table.
+static void word_classes_make(void) {
     enum { LETTER = UNICODE_LETTER, BOTH = WORD_UPPER | WORD_LOWER };
     static const unsigned char bits[UNICODE_MARK + 1] = {  // for each kind of unicode_ranges
         UNICODE_OTHER, LETTER | BOTH, UNICODE_NUMBER | WORD_NUMERIC, UNICODE_SPACE,
         LETTER | WORD_UPPER, LETTER | WORD_LOWER, UNICODE_OTHER | BOTH};
-    unsigned char *classes = ALLOC(unsigned char, WORD_POINTS, "classes of characters");
     const size_t ranges = sizeof unicode_ranges / sizeof unicode_ranges[0];
     for (size_t i = 0; i + 1 < ranges; i++)
-        memset(classes + (unicode_ranges[i] >> 3), bits[unicode_ranges[i] & 7],
+        memset(word_classes + (unicode_ranges[i] >> 3), bits[unicode_ranges[i] & 7],
                (unicode_ranges[i + 1] >> 3) - (unicode_ranges[i] >> 3));
-    word_mark(classes, unicode_digits, sizeof unicode_digits / sizeof(uint32_t), WORD_NUMERIC);
-    word_mark(classes, unicode_composing, sizeof unicode_composing / sizeof(uint32_t),
-              WORD_COMPOSES);
-    return classes;
+    word_mark(unicode_digits, sizeof unicode_digits / sizeof(uint32_t), WORD_NUMERIC);
+    word_mark(unicode_composing, sizeof unicode_composing / sizeof(uint32_t), WORD_COMPOSES);
 }
 
 // Returns the bits of the first code point of a text of n > 0 bytes, and its bytes in *length.
-static inline int word_bits(const unsigned char *classes, const char *s, size_t n, size_t *length) {
+static inline int word_bits(const char *s, size_t n, size_t *length) {
     uint32_t c = 0;
     *length = 1;
-    if ((unsigned char)*s < 0x80) return classes[(unsigned char)*s];
+    if ((unsigned char)*s < 0x80) return word_classes[(unsigned char)*s];
     const size_t used = utf8_decode(s, n, &c);
     if (used == 0) return UNICODE_OTHER;
     *length = used;
     if (c >= 0xe0100 && c < 0xe01f0) return UNICODE_OTHER | WORD_UPPER | WORD_LOWER;  // marks
-    return c < WORD_POINTS ? classes[c] : (int)UNICODE_OTHER;
+    return c < WORD_POINTS ? word_classes[c] : (int)UNICODE_OTHER;
 }
 
-static inline int word_class(const unsigned char *classes, const char *s, size_t n,
-                             size_t *length) {
-    return word_bits(classes, s, n, length) & WORD_CLASS;
+static inline int word_class(const char *s, size_t n, size_t *length) {
+    return word_bits(s, n, length) & WORD_CLASS;
 }
 
 // ---------------------------------------------------------------------------------------------
 // Words
 
 // Skips at most `most` code points of class `kind`, from `at` on. Returns where they end.
-static inline size_t word_run(const unsigned char *classes, const char *s, size_t at, size_t n,
-                              int kind, size_t most) {
+static inline size_t word_run(const char *s, size_t at, size_t n, int kind, size_t most) {
     size_t length;
-    for (; at < n && most > 0 && word_class(classes, s + at, n - at, &length) == kind; most--)
+    for (; at < n && most > 0 && word_class(s + at, n - at, &length) == kind; most--)
         at += length;
     return at;
 }
@@ -123,10 +121,10 @@ static size_t word_contraction(const WordRule *rule, const char *s, size_t n) {
 // that are not small, and then a run of one or more that are no capitals; or, without such letters,
 // the first run alone. As in a regular expression, the first run gives letters back to the second
 // until that has one.
-static size_t word_cased(const unsigned char *classes, const char *s, size_t at, size_t n) {
+static size_t word_cased(const char *s, size_t at, size_t n) {
     size_t length, end = at, last = 0;  // last: the end of the last letter that is no capital
     for (int bits, run = WORD_UPPER; end < n; end += length) {
-        bits = word_bits(classes, s + end, n - end, &length);
+        bits = word_bits(s + end, n - end, &length);
         if (!(bits & WORD_UPPER)) run = WORD_LOWER;  // the second run has begun
         if (!(bits & run)) break;
         if (bits & WORD_LOWER) last = end + length;
@@ -135,11 +133,10 @@ static size_t word_cased(const unsigned char *classes, const char *s, size_t at,
 }
 
 // Returns the bytes of the first word of a text of n > 0 bytes.
-static size_t word_length(const WordRule *rule, const unsigned char *classes, const char *s,
-                          size_t n) {
+static size_t word_length(const WordRule *rule, const char *s, size_t n) {
     size_t first, second = 0;
-    const int bits = word_bits(classes, s, n, &first), kind = bits & WORD_CLASS;
-    const int next = first < n ? word_class(classes, s + first, n - first, &second) : WORD_END;
+    const int bits = word_bits(s, n, &first), kind = bits & WORD_CLASS;
+    const int next = first < n ? word_class(s + first, n - first, &second) : WORD_END;
     const bool space = s[0] == ' ';
     const size_t contraction = s[0] == '\'' && !rule->cased ? word_contraction(rule, s, n) : 0;
     if (contraction > 0) return contraction;
@@ -147,23 +144,23 @@ static size_t word_length(const WordRule *rule, const unsigned char *classes, co
                                   && s[0] != '\n');
     if (rule->cased) {  // a mark that stands first counts as a letter, not as a prefix
         const bool leads = prefix && !(bits & (WORD_UPPER | WORD_LOWER));
-        const size_t end = word_cased(classes, s, leads ? first : 0, n);
+        const size_t end = word_cased(s, leads ? first : 0, n);
         if (end > 0) return end;
     }
     if (!rule->cased && (kind == UNICODE_LETTER || (next == UNICODE_LETTER && prefix)))
-        return word_run(classes, s, first, n, UNICODE_LETTER, n);
-    if (kind == UNICODE_NUMBER) return word_run(classes, s, 0, n, kind, rule->max_number);
+        return word_run(s, first, n, UNICODE_LETTER, n);
+    if (kind == UNICODE_NUMBER) return word_run(s, 0, n, kind, rule->max_number);
     if (space && next == UNICODE_NUMBER && !rule->newer)
-        return word_run(classes, s, 1, n, next, rule->max_number);
+        return word_run(s, 1, n, next, rule->max_number);
     if (kind == UNICODE_OTHER || (space && next == UNICODE_OTHER)) {
-        size_t end = word_run(classes, s, first, n, UNICODE_OTHER, n);
+        size_t end = word_run(s, first, n, UNICODE_OTHER, n);
         while (rule->newer && end < n
                && (s[end] == '\r' || s[end] == '\n' || (rule->cased && s[end] == '/'))) end++;
         return end;
     }
     size_t end = 0, last = 0, line = 0;  // end: where the white space ends; last: where its last
                                          // character begins; line: the end of its last CR or LF
-    for (size_t length; end < n && word_class(classes, s + end, n - end, &length) == UNICODE_SPACE;
+    for (size_t length; end < n && word_class(s + end, n - end, &length) == UNICODE_SPACE;
          end += length) {
         last = end;
         if (s[end] == '\r' || s[end] == '\n') line = end + 1;

@@ -22,14 +22,12 @@ typedef struct { double loss, count; } RunScore;
 // Sums a row's losses (T), which are 0 for tokens that are not trained.
 static RunScore run_score_row(const Task *t, size_t row, size_t T, const float *losses) {
     RunScore x = {0, (double)T};
-    size_t to = T, choice = 0;
+    size_t choice = 0;
     if (t != NULL) {
         const size_t i = task_find(t, row, &choice);
-        const TaskCut cut = task_cut(t, i, choice, T);
-        to = cut_inputs(cut);
-        x.count = (double)cut_targets(cut);
+        x.count = (double)cut_targets(task_cut(t, i, choice, T));
     }
-    for (size_t u = 0; u < to; u++) x.loss += losses[u];
+    for (size_t u = 0; u < T; u++) x.loss += losses[u];
     return x;
 }
 

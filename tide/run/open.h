@@ -207,22 +207,20 @@ static int32_t run_first_token(const Run *r) {
 static void run_open_task(Run *r) {
     Options *o = &r->o;
     const bool tasks[2] = {r->task, r->asks};
-    const size_t V = r->config.vocab;
-    const int32_t first = run_first_token(r);
     const char *labels = o->labels, *files[2] = {o->data, o->val};
-    Task *opened[2] = {&r->task_all, &r->task_val_all}, *held = &r->task_val_all;
+    Task *opened[2] = {&r->task_all, &r->task_val_all};
     for (int k = 0; k < 2; k++) {
         if (files[k] == NULL || !tasks[k]) continue;
         if (labels != NULL && path_exists(files[k]) && path_is_examples(files[k]))
             die("%s has JSON lines: --labels is for labelled sentences, use \"choices\" here",
                 files[k]);
-        *opened[k] = task_open(files[k], labels, o->template_text, r->tokenizer, first, V,
-                               o->chat_format, o->train_on > 0);
+        TaskReader reader = {labels, o->template_text, r->tokenizer, r->config.vocab,
+                             o->chat_format, o->train_on > 0, {.first_token = run_first_token(r)}};
+        *opened[k] = task_open(&reader, files[k]);
     }
     const size_t all = r->task_all.count, cut = o->val == NULL ? all - all / 10 : all;
     if (r->task) r->task_train = task_view(&r->task_all, 0, cut);
-    r->task_val = o->val != NULL ? task_view(held, 0, held->count)
-                                 : task_view(&r->task_all, cut, all);
+    r->task_val = o->val != NULL ? r->task_val_all : task_view(&r->task_all, cut, all);
     r->words = run_task(r)->labels > 0;
     r->packed = o->pack != PACK_OFF && !r->words && r->task_train.count > 0
              && (o->steps > 0 || o->dump != NULL);
@@ -235,7 +233,7 @@ static void run_open_task(Run *r) {
     if (r->T < 2) die("examples need --seq 2 or more, not %zu", r->T);
     r->train.T = r->val.T = r->T;
     if (!r->words) r->val.T = min_size(round_up(r->task_val.longest, 8), r->T);
-    if (r->packed) task_pack(&r->task_train, r->T);
+    task_pack(&r->task_train, r->T, r->packed);
     if (r->task) r->train.sequences = task_rows(&r->task_train, true);
     if (r->asks) r->val.sequences = task_rows(&r->task_val, false);
 }
@@ -254,10 +252,8 @@ static void run_open_data(Run *r) {
     const bool texts = o->data != NULL && !r->task;
     if (texts) data = data_open(o->data, r->tokenizer);
     if (texts && !data.text && o->tokenizer == NULL && r->tokenizer != NULL
-        && r->tokenizer->vocab == 256) {
-        tokenizer_free(r->tokenizer);  // token files have no bytes: they are taken for GPT-2's
-        r->tokenizer = NULL;
-    }
+        && r->tokenizer->vocab == 256)
+        r->tokenizer = NULL;  // token files have no bytes: they are taken for GPT-2's
     const size_t needed = r->tokenizer != NULL ? r->tokenizer->vocab : 50257;
     if (!o->resume && r->saved_model == NULL) {
         if (o->vocab) c->vocab = o->vocab;

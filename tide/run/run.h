@@ -293,13 +293,24 @@ static bool run_wants_save(Run *r, size_t step) {
     return r->due && !r->open && !r->damaged;
 }
 
-// Prints a sample of --prompt; or, with --chat, answers in a conversation until a signal.
+// Prints a sample of --prompt; or, with --chat, answers in a conversation until a signal. The same
+// seed and step give the same text; the step is 0 without training.
 static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
+    const Chat *chat = r->o.chat ? &r->chat : NULL;
+    const size_t V = min_size(r->config.vocab, r->tokenizer->vocab);
+    Sampler s = {.o = &r->o, .tokenizer = r->tokenizer, .next = next, .model = model,
+                 .begin = chat != NULL ? chat->begin : run_first_token(r),
+                 .end = chat != NULL ? chat->ids[0] : -1, .number = (uint32_t)step, .V = V,
+                 .context = config_window(&r->config),
+                 .logits = ALLOC(float, r->config.vocab, "sampling")};
     if (step > 0) log_clear(&r->log);
-    if (r->o.chat) run_catch_signals();
-    if (r->o.chat) sample_chat(&r->o, &r->chat, &r->config, next, model, &stop_requested);
-    else sample_text(&r->o, r->tokenizer, &r->config, run_first_token(r), (uint32_t)step, next,
-                     model);
+    if (chat != NULL) {
+        run_catch_signals();
+        s.stop = &stop_requested;
+        sample_chat(&s, chat);
+    } else sample_text(&s);
+    free(s.tokens);
+    free(s.logits);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -102,8 +102,8 @@ typedef struct {
     uint32_t number;          // the number of the sample, for its random numbers
     size_t V, context;        // number of tokens that can be drawn; that the model sees at once
     int32_t *tokens;          // [n], and room for the tokens that will be drawn
-    size_t n, first, fresh;   // the model sees tokens[first .. n - 1]; the last `fresh` are new
-    size_t seen;              // how many tokens the last call of next() had
+    size_t n, first;          // the model sees tokens[first .. n - 1]
+    size_t seen;              // how many of these the model has seen before
     size_t drawn;
     bool spaceless;           // the next text is printed without the space at its start
     unsigned char last;       // the last byte that was printed
@@ -111,14 +111,6 @@ typedef struct {
     FILE *copy;               // gets a copy of all that is printed; NULL: no copy is made
     const volatile sig_atomic_t *stop;  // the text ends when it is not 0; NULL: it is ignored
 } Sampler;
-
-static Sampler sampler_make(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
-                            int32_t begin, uint32_t number, SampleNext *next, void *model) {
-    return (Sampler){.o = o, .tokenizer = tokenizer, .next = next, .model = model, .begin = begin,
-                     .end = -1, .number = number, .V = min_size(c->vocab, tokenizer->vocab),
-                     .context = config_window(c),
-                     .logits = ALLOC(float, c->vocab, "sampling")};
-}
 
 // Ends the program if the model lacks one of the tokens.
 static void sample_check(const Sampler *s, const char *what) {
@@ -131,11 +123,16 @@ static void sample_check(const Sampler *s, const char *what) {
 // tokens, as many as config_window() allows. When this window is full, a new one begins with the
 // second half of the old one. The program ends if logits are not finite.
 static void sample_on(Sampler *s, size_t most) {
+    const Options *o = s->o;
     for (size_t i = 0; i < most && (s->stop == NULL || *s->stop == 0); i++) {
+        if (s->n - s->first > s->context) {
+            s->first = s->n - (s->context + 1) / 2;
+            s->seen = 0;
+        }
         if (s->first > 0 && s->begin >= 0) s->tokens[s->first] = s->begin;
-        s->seen = s->n - s->first;
-        s->next(s->model, s->tokens + s->first, s->seen, s->fresh, s->logits);
-        const Options *o = s->o;
+        const size_t count = s->n - s->first;
+        s->next(s->model, s->tokens + s->first, count, count - s->seen, s->logits);
+        s->seen = count;
         const Philox4 random = philox4x32(o->seed, (uint32_t)s->drawn++, s->number, 0, RNG_SAMPLE);
         const int32_t token = sample(s->logits, s->V, o->temperature, o->top_k, o->top_p,
                                      rng_uniform(random, 0));
@@ -152,41 +149,29 @@ static void sample_on(Sampler *s, size_t most) {
         if (s->copy != NULL) fwrite(text + space, 1, length - space, s->copy);
         s->spaceless = false;
         s->tokens[s->n++] = token;
-        s->fresh = 1;
-        if (s->n - s->first > s->context) {
-            s->first = s->n - (s->context + 1) / 2;
-            s->fresh = s->n - s->first;
-        }
     }
 }
 
-// Prints --prompt and its continuation, up to the end of the text or to --sample-tokens. begin: the
-// token that begins every text of this model, and stays the first one that the model sees; -1:
-// none. An empty prompt becomes the token that ends a text. A token that the model lacks ends the
-// program. number: the same seed and number give the same text, so a run gives its step; 0: without
-// training.
-static void sample_text(const Options *o, const Tokenizer *tokenizer, const GPT2Config *c,
-                        int32_t begin, uint32_t number, SampleNext *next, void *model) {
-    const char *prompt = o->prompt != NULL ? o->prompt : "";
+// Prints --prompt and its continuation, up to the end of the text or to --sample-tokens. An empty
+// prompt becomes s->begin, or else the token that ends a text. A token that the model lacks ends
+// the program.
+static void sample_text(Sampler *s) {
+    const char *prompt = s->o->prompt != NULL ? s->o->prompt : "";
     const size_t bytes = strlen(prompt);
-    Sampler s = sampler_make(o, tokenizer, c, begin, number, next, model);
     Tokens tokens = {NULL, 0, 0};
-    tokenizer_text(tokenizer, prompt, bytes, 0, begin, -1, &tokens);
-    const int end = tokenizer->eot >= 0 ? tokenizer->eot : '\n';
+    tokenizer_text(s->tokenizer, prompt, bytes, 0, s->begin, -1, &tokens);
+    const int end = s->tokenizer->eot >= 0 ? s->tokenizer->eot : '\n';
     if (tokens.count == 0) tokens_add(&tokens, (uint32_t)end);
-    tokens_room(&tokens, o->sample_tokens);
-    s.tokens = (int32_t *)tokens.ids;
-    s.n = tokens.count;
-    sample_check(&s, "prompt");
-    if (number > 0) printf("--- sample\n");
-    sample_print(prompt, bytes, &s.last);
-    s.first = s.n > s.context ? s.n - s.context : 0;
-    s.fresh = s.n - s.first;
-    s.spaceless = bytes == 0 && (tokenizer->steps & STEP_STRIP) != 0;
-    sample_on(&s, o->sample_tokens);
-    printf("\n%s", number > 0 ? "---\n" : "");
-    free(s.tokens);
-    free(s.logits);
+    tokens_room(&tokens, s->o->sample_tokens);
+    s->tokens = (int32_t *)tokens.ids;
+    s->n = tokens.count;
+    sample_check(s, "prompt");
+    if (s->number > 0) printf("--- sample\n");
+    sample_print(prompt, bytes, &s->last);
+    s->first = s->n > s->context ? s->n - s->context : 0;
+    s->spaceless = bytes == 0 && (s->tokenizer->steps & STEP_STRIP) != 0;
+    sample_on(s, s->o->sample_tokens);
+    printf("\n%s", s->number > 0 ? "---\n" : "");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -204,81 +189,69 @@ static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size
     s->n = n;
     s->first = 0;
     s->seen = same;
-    s->fresh = n - same;
     sample_check(s, "conversation");
 }
 
-// Reads a user's turn of *n bytes: a line of the standard input. Returns NULL at the end of input.
+// Reads a user's turn of *n bytes, a line of the standard input. It stays in memory. Returns NULL
+// at the end of input.
 static char *chat_turn(bool terminal, size_t *n) {
     char *line = NULL;
     size_t space = 0;
     if (terminal) printf("> ");
     fflush(stdout);
-    const bool ends = getline(&line, &space, stdin) < 0;
-    *n = ends ? 0 : strcspn(line, "\r\n");
-    if (!ends) return line;
-    free(line);
-    return NULL;
+    if (getline(&line, &space, stdin) < 0) return NULL;
+    *n = strcspn(line, "\r\n");
+    return line;
 }
 
 // Does the work of --chat: answers each turn that is not empty with at most --sample-tokens.
 // --prompt is the system message. If the window has no room for an answer, forgets the oldest
-// turns. Ends with the input, or when *stop is not 0.
-static void sample_chat(const Options *o, const Chat *chat, const GPT2Config *c, SampleNext *next,
-                        void *model, const volatile sig_atomic_t *stop) {
+// turns. Ends with the input, or when *s->stop is not 0.
+static void sample_chat(Sampler *s, const Chat *chat) {
+    const Options *o = s->o;
     const bool terminal = isatty(STDIN_FILENO), system = option_given(o, "prompt");
     bool full = false;
-    Sampler s = sampler_make(o, chat->t, c, chat->begin, 0, next, model);
-    const size_t room = min_size(o->sample_tokens, s.context / 2);
+    const size_t room = min_size(o->sample_tokens, s->context / 2);
     ChatMessage *m = (ChatMessage *)array_grow(NULL, 0, sizeof *m, "a conversation");
     size_t count = 0, length;
     char *text;
-    s.end = chat->ids[0];
-    s.stop = stop;
     if (system) m[count++] = (ChatMessage){CHAT_SYSTEM, o->prompt, strlen(o->prompt)};
-    while (*stop == 0 && (text = chat_turn(terminal, &length)) != NULL) {
+    while (*s->stop == 0 && (text = chat_turn(terminal, &length)) != NULL) {
         const ChatMessage turn[2] = {{CHAT_USER, text, length}, {CHAT_ASSISTANT, NULL, 0}};
-        if (encode_white(chat->t, text, length, false, true) == length) {
-            free(text);
-            continue;
-        }
+        if (encode_white(text, length, false, true) == length) continue;
         for (int k = 0; k < 2; k++) {
             m = (ChatMessage *)array_grow(m, count, sizeof *m, "a conversation");
             m[count++] = turn[k];
         }
-        for (chat_tokens(&s, chat, m, count); s.n + room > s.context && count - system > 2;
-             chat_tokens(&s, chat, m, count)) {
+        for (chat_tokens(s, chat, m, count); s->n + room > s->context && count - system > 2;
+             chat_tokens(s, chat, m, count)) {
             if (!full) fprintf(stderr, "tide: the window of %zu tokens is full: from here on the "
-                               "model forgets the oldest turns\n", s.context);
+                               "model forgets the oldest turns\n", s->context);
             full = true;
-            free((char *)m[system].text);
-            free((char *)m[system + 1].text);
             count -= 2;
             memmove(m + system, m + system + 2, (count - system) * sizeof *m);
         }
-        if (s.n > s.context) {
-            fprintf(stderr, "tide: that is too long: %zu tokens, and the model sees %zu\n", s.n,
-                    s.context);
-            free((char *)m[count -= 2].text);
+        if (s->n > s->context) {
+            fprintf(stderr, "tide: that is too long: %zu tokens, and the model sees %zu\n", s->n,
+                    s->context);
+            count -= 2;
             continue;
         }
-        const size_t most = min_size(o->sample_tokens, s.context + 1 - s.n), before = s.n;
+        const size_t most = min_size(o->sample_tokens, s->context + 1 - s->n), before = s->n;
         char *answer = NULL;
-        s.tokens = (int32_t *)realloc(s.tokens, (s.n + most) * sizeof *s.tokens);
-        if (s.tokens == NULL) fail("out of memory: a conversation");
-        s.spaceless = (chat->format->rules & CHAT_SPACED) != 0;
-        s.copy = text_open(&answer, &m[count - 1].n);
-        sample_on(&s, most);
-        text_close(s.copy);
+        s->tokens = (int32_t *)realloc(s->tokens, (s->n + most) * sizeof *s->tokens);
+        if (s->tokens == NULL) fail("out of memory: a conversation");
+        s->spaceless = (chat->format->rules & CHAT_SPACED) != 0;
+        s->copy = text_open(&answer, &m[count - 1].n);
+        sample_on(s, most);
+        text_close(s->copy);
         m[count - 1].text = answer;
-        sample_print("\n", 1, &s.last);
-        if (s.n - before == most)
+        sample_print("\n", 1, &s->last);
+        if (s->n - before == most)
             fprintf(stderr, "tide: the answer was cut here, after %zu token%s (%s)\n", most,
                     plural(most), most < o->sample_tokens ? "a full window" : "--sample-tokens");
     }
     if (terminal) printf("\n");
-    free(s.tokens);
-    free(s.logits);
 }
 
 #endif

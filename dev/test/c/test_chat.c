@@ -359,7 +359,8 @@ static void chat_exports(void) {
 #define LINE(messages) "{\"messages\":[" messages "]}"
 
 static Task parse_lines(const Tokenizer *t, const char *text, int format, bool last) {
-    return task_parse("f.jsonl", strdup(text), NULL, NULL, t, t->bos, 2011, format, last);
+    TaskReader r = {NULL, NULL, t, 2011, format, last, {.first_token = t->bos}};
+    return task_parse(&r, "f.jsonl", strdup(text));
 }
 
 // Rows of a conversation, whole and cut: inputs, and targets that are trained.
@@ -408,7 +409,7 @@ static void chat_forms(void) {
          "{\"from\":\"gpt\",\"value\":\"The king.\"},{\"from\":\"human\",\"value\":\"a\\nb\"},"
          "{\"from\":\"gpt\",\"value\":\"No.\",\"weight\":1}]}"},
         {false, LINE(ASKS("a\\nb") ANSWERS("No.")), ALPACA},
-        {false, ALPACA "\n" FIRST, "\xEF\xBB\xBF \n[" ALPACA ",\n" FIRST "]\n"},
+        {false, ALPACA "\n" FIRST, " \n[" ALPACA ",\n" FIRST "]\n"},
         {true, LINE(USER "," KING_READ "," ASKS("a\\nb") ANSWERS("No.")), LINE(LINES)},
         {true, LINE(USER "," KING), FIRST},
         {false, LINE(USER "," KING), "{\"messages\":[" USER ",{\"role\":\"assistant\","

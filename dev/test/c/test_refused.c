@@ -50,11 +50,13 @@ static void try_header(const char *bytes, size_t n) {
 }
 
 static void try_tsv(const char *bytes, size_t n) {
-    task_parse("f.tsv", strndup(bytes, n), "-|+", " = ", tokens, -1, 256, CHAT_AUTO, false);
+    TaskReader r = {"-|+", " = ", tokens, 256, .t.first_token = -1};
+    task_parse(&r, "f.tsv", strndup(bytes, n));
 }
 
 static void try_jsonl(const char *bytes, size_t n) {
-    task_parse("f.jsonl", strndup(bytes, n), NULL, NULL, tokens, -1, 300, CHAT_AUTO, false);
+    TaskReader r = {NULL, NULL, tokens, 300, .t.first_token = -1};
+    task_parse(&r, "f.jsonl", strndup(bytes, n));
 }
 
 static void try_data(const char *path, size_t n) {

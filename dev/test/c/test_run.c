@@ -131,13 +131,15 @@ static void test_sample_window(void) {
         {"abcdefgh", 1, '^', "^cdefgh/7 ", "abcdefgh0\n"},
         {"", 1, '^', "^/1 ", "0\n"},
     };
-    GPT2Config c = {.context = 7, .vocab = 300};
     Tokenizer *tokenizer = tokenizer_bytes();
     tokenizer->eot = '5';
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         Options o = {.prompt = rows[i].prompt, .sample_tokens = rows[i].tokens};
         Seen seen = {"", 0};
-        const char *said = PRINTS(sample_text(&o, tokenizer, &c, rows[i].first, 0, see, &seen));
+        float logits[300];
+        Sampler s = {.o = &o, .tokenizer = tokenizer, .next = see, .model = &seen,
+                     .begin = rows[i].first, .end = -1, .V = 256, .context = 7, .logits = logits};
+        const char *said = PRINTS(sample_text(&s));
         CHECK(strcmp(seen.text, rows[i].seen) == 0, "%zu: it sees %s", i, seen.text);
         CHECK(strcmp(said, rows[i].says) == 0, "%zu: it says %s", i, said);
     }

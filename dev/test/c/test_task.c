@@ -14,8 +14,8 @@ enum { SPACE_GREAT = 256 + 4, SPACE_B = 256 + 6 };
 // Parses a copy of exactly its size.
 static Task parse_with(const char *text, const char *labels, const char *template_text,
                        const Tokenizer *tok, int32_t first_token, size_t vocab) {
-    return task_parse("f.tsv", strdup(text), labels, template_text, tok, first_token, vocab,
-                      CHAT_AUTO, false);
+    TaskReader r = {labels, template_text, tok, vocab, .t.first_token = first_token};
+    return task_parse(&r, "f.tsv", strdup(text));
 }
 
 // What most tests have in common: labels '-' (0) and '+' (1), template " = ", no first token.
@@ -80,7 +80,7 @@ static void task_refuses(void) {
          "'b' is no token of its own"},
         {"a\t0\nz\t1", "-|+", "", bytes, -1, V, "line 2 has token 122"},
         {"a\t0\nz\t1", "a|z", "", bytes, -1, V, "--labels has token 122"},
-        {"a\t0\nz\t1", "a|b", "", bytes, V, V, "begin with token 122"},
+        {"a\t0\nz\t1", "a|b", "", bytes, V, V, "line 1 has token 122"},
         {"{\"text\":\"ab\"}\n{\"text\":\"az\"}", NULL, NULL, bytes, -1, V, "line 2 has token 122"},
         {"{\"text\":\"ab\"}", NULL, NULL, &ends, -1, '~', "line 1 has token 126"}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
@@ -91,7 +91,8 @@ static void task_refuses(void) {
 }
 
 static Task open_file(const char *path) {
-    return task_open(path, "-|+", " = ", bytes, -1, 256, CHAT_AUTO, false);
+    TaskReader r = {"-|+", " = ", bytes, 256, .t.first_token = -1};
+    return task_open(&r, path);
 }
 
 static void task_files(void) {
@@ -117,6 +118,7 @@ static void task_long_labels(void) {
     size_t choice = 9;
     Task t = parse_with("abc\t1\nde\t0", "no|yes|?", "=", bytes, -1, 256);
     CHECK(t.labels == 0 && t.count == 2 && t.pieces == 8 && t.label[0] == 1, "%zu", t.pieces);
+    task_pack(&t, T, false);
     CHECK(t.longest == 4 + 3 - 1 && task_rows(&t, true) == 2 && task_rows(&t, false) == 6, "rows");
     task_batch(&t, 1, false, 0, 6, T, in[0], to[0], NULL);
     static const char *const want[6][2] = {
@@ -211,6 +213,7 @@ static void task_cuts(void) {
         size_t trained = 0;
         for (size_t k = 0; k < n; k++) trained += to[k] >= 0;
         const TaskSum sum = task_sum(&t, T);
+        task_pack(&t, T, false);
         CHECK(sum.cut == (full > T) && sum.inputs == n && sum.targets == trained
               && task_targets(&t, 1, 0, 1, T) == trained, "case %zu: sums", i);
     }
@@ -229,8 +232,11 @@ static void task_packs(void) {
                  '0' + i, i * 7 % 9, "pppppppp", 1 + i * 5 % 7, "ccccccc");
     Task t = json(text);
     const TaskSum sum = task_sum(&t, T);
-    padded = task_targets(&t, 3, 0, N, T);
-    task_pack(&t, T);
+    Task single = t;
+    task_pack(&single, T, false);
+    for (size_t k = 0; k < N; k++) CHECK(single.packed[single.row[k]] == k, "row %zu", k);
+    padded = task_targets(&single, 3, 0, N, T);
+    task_pack(&t, T, true);
     CHECK(t.rows >= (sum.inputs + T - 1) / T && t.rows < sum.inputs / T + 3
           && task_rows(&t, true) == t.rows && task_rows(&t, false) == N, "%zu rows for %zu inputs",
           t.rows, sum.inputs);
@@ -259,7 +265,7 @@ static void task_packs(void) {
     // 5 + 3 and 4 + 4 fill two rows of 8; in the order of the file there would be three
     t = json("{\"text\":\"abcde\"}\n{\"text\":\"abcdef\"}\n{\"text\":\"vwxyz\"}\n"
              "{\"text\":\"wxyz\"}");
-    task_pack(&t, 8);
+    task_pack(&t, 8, true);
     CHECK(t.rows == 2 && t.row[1] == 2 && t.row[2] == 4, "%zu rows", t.rows);
 }
 

@@ -53,9 +53,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     Task all, train, val;
     const char *labels = flags & 8 ? "-|+|0" : "-|+";
     if (flags & 32) labels = flags & 64 ? NULL : "no|+";
-    if (DIES(all = task_parse("fuzz", file, labels, flags & 16 ? "" : " It", tok[flags & 1],
-                              flags & 2 ? 2 : -1, vocab,
-                              flags & 128 ? CHAT_MISTRAL : CHAT_LLAMA2, flags & 4)) == NULL) {
+    TaskReader r = {labels, flags & 16 ? "" : " It", tok[flags & 1], vocab,
+                    flags & 128 ? CHAT_MISTRAL : CHAT_LLAMA2, flags & 4,
+                    {.first_token = flags & 2 ? 2 : -1}};
+    if (DIES(all = task_parse(&r, "fuzz", file)) == NULL) {
         assert(all.count > 0 && all.first[0] == 0 && all.example[all.count] == all.pieces);
         assert(all.labels == (flags & 32 ? 0 : 2 + (flags & 8) / 8));
         for (size_t k = 0; k < all.pieces; k++) assert(all.first[k + 1] >= all.first[k]);
@@ -66,16 +67,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         val = task_view(&all, cut, all.count);
         assert(train.count + val.count == all.count);
         if (T > 1) {
+            size_t trained = 0;
             check_batches(&all, T, vocab, false);
-            check_batches(&train, T, vocab, true);
-            check_batches(&val, T, vocab, true);
-            if (train.count > 0 && all.labels == 0) {
-                const size_t trained = task_targets(&train, 1, 0, train.count, T);
-                task_pack(&train, T);
-                check_batches(&train, T, vocab, true);
-                assert(task_targets(&train, 1, 0, train.rows, T) == trained);
-                free(train.row);
-                free(train.packed);
+            for (int packs = 0; packs < (all.labels == 0 ? 2 : 1); packs++) {
+                Task rows = train, held = val;
+                task_pack(&rows, T, packs);
+                task_pack(&held, T, packs);
+                check_batches(&rows, T, vocab, true);
+                check_batches(&held, T, vocab, true);
+                const size_t targets = task_targets(&rows, 1, 0, rows.rows, T);
+                assert(packs == 0 || targets == trained);
+                trained = targets;
+                free(rows.row);
+                free(rows.packed);
+                free(held.row);
+                free(held.packed);
             }
         }
         free(all.first);
