@@ -2,7 +2,6 @@
 // the files that they name, are found here, before anything is computed.
 //
 //   run_open                       fills a Run, or ends the program with one line
-//   run_precision                  returns --precision before run_open()
 //   schedule_lr                    returns the learning rate of a step
 //   run_val_rows, run_val_hash     return how many sequences are evaluated; a hash of them
 //   run_first_token, run_task      return the first token of every text; the task with --labels
@@ -410,27 +409,6 @@ static void run_agree(const Run *r) {
     snprintf(text, sizeof text, "data %016" PRIx64 ", %zu sequences, %zu for evaluation, from "
              "step %zu", r->state.data_hash, r->train.sequences, r->val.sequences, r->state.step);
     ranks_agree("data", text);
-}
-
-// Returns --precision, before run_open() is called: the one on the command line or, with --resume,
-// that of the newest readable checkpoint.
-static int run_precision(int argc, char **argv) {
-    Options o;
-    TrainState s;
-    Error err;
-    char dir[PATH_MAX];
-    ranks_open();
-    options_parse(&o, argc, argv, true);
-    size_t step = o.resume ? state_newest(o.out, SIZE_MAX, false) : 0;
-    for (bool found = false; step > 0 && !found; step = state_newest(o.out, step, false)) {
-        state_path(dir, o.out, step);
-        found = state_check(dir, &s, &err);
-        if (!found) continue;
-        options_resume(&o, s.options);
-        train_state_free(&s);
-    }
-    free(o.saved);
-    return o.precision;
 }
 
 // Reads the command line, which must be the same on all ranks. Checks and locks --out.
