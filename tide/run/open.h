@@ -16,7 +16,6 @@
 // A run. It must not be moved in memory: its loaders have pointers to its members.
 typedef struct {
     Options o;
-    const char *program;            // argv[0]
     GPT2Config config;
     GPT2Table table;
     Tokenizer *tokenizer;           // NULL: token files, whose tokenizer is unknown
@@ -162,10 +161,12 @@ static void run_open_model(Run *r) {
         die("--seq %zu is longer than the model's context of %zu", r->T, c->context);
 }
 
-// Opens the tokenizer: that of --tokenizer, or the one saved with the model, or bytes.
+// Opens the tokenizer: that of --tokenizer, or the one saved with the model, or bytes. A model that
+// was saved without a tokenizer can still be trained on token files.
 static void run_open_tokenizer(Run *r) {
     const Options *o = &r->o;
-    const char *saved = o->resume ? o->out : r->saved_model;
+    const char *saved = o->resume ? o->out : r->saved_model, *asked = o->tokenizer;
+    const bool bytes = asked != NULL && strcmp(asked, "bytes") == 0;
     char home[PATH_MAX] = "", list[PATH_MAX];
     struct stat merges;
     if (saved != NULL) model_directory(saved, home);
@@ -173,21 +174,17 @@ static void run_open_tokenizer(Run *r) {
     const bool has_merges = stat(list, &merges) == 0;
     path_join(list, home, "tokenizer.json");
     const bool own = saved != NULL && (has_merges || path_exists(list));
-    const char *dir = o->tokenizer != NULL ? o->tokenizer : own ? home : "bytes";
-    if (strcmp(dir, "bytes") != 0) {
-        Error err;
-        r->tokenizer = tokenizer_open(dir, &err);
-        if (r->tokenizer == NULL && o->tokenizer != NULL) die("%s", err.text);
-        if (r->tokenizer == NULL) memcpy(tokenizer_why, err.text, sizeof err.text);
-    } else if (o->tokenizer != NULL || saved == NULL || r->config.vocab == 256) {
-        r->tokenizer = tokenizer_bytes();
-    }
-    // A model that was saved without a tokenizer can still be trained on token files.
     path_join(list, home, "tokenizer.model");
-    if (r->tokenizer == NULL && !own && path_exists(list))
-        snprintf(tokenizer_why, sizeof tokenizer_why, "%.300s is not read; transformers makes "
-                 "tokenizer.json of it: AutoTokenizer.from_pretrained(), save_pretrained()", list);
-    if (saved != NULL && strcmp(dir, "bytes") == 0 && o->tokenizer != NULL  // bytes have no merges
+    if (asked != NULL ? !bytes : own) {
+        r->tokenizer = tokenizer_open(asked != NULL ? asked : home, &tokenizer_why);
+        if (r->tokenizer == NULL && asked != NULL) die("%s", tokenizer_why.text);
+    } else if (bytes || saved == NULL || r->config.vocab == 256) {
+        r->tokenizer = tokenizer_bytes();
+    } else if (path_exists(list)) {
+        error_set(&tokenizer_why, "%.300s is not read; transformers makes tokenizer.json of it: "
+                  "AutoTokenizer.from_pretrained(), save_pretrained()", list);
+    }
+    if (bytes && saved != NULL  // bytes have no merges
         && (has_merges ? merges.st_size > 16 : own || r->config.vocab >= 50257))
         die("--tokenizer bytes: the model in %s knows %zu other tokens: leave it out, or name the "
             "directory of theirs", home, r->config.vocab);
@@ -212,7 +209,7 @@ static void run_open_task(Run *r) {
     const size_t V = r->config.vocab;
     const int32_t first = run_first_token(r);
     const char *labels = o->labels, *files[2] = {o->data, o->val};
-    Task *opened[2] = {&r->task_all, &r->task_val_all}, *held = &r->task_val_all;
+    Task *opened[2] = {&r->task_all, &r->task_val_all};
     for (int k = 0; k < 2; k++) {
         if (files[k] == NULL || !tasks[k]) continue;
         if (labels != NULL && path_exists(files[k]) && path_is_examples(files[k]))
@@ -223,8 +220,7 @@ static void run_open_task(Run *r) {
     }
     const size_t all = r->task_all.count, cut = o->val == NULL ? all - all / 10 : all;
     if (r->task) r->task_train = task_view(&r->task_all, 0, cut);
-    r->task_val = o->val != NULL ? task_view(held, 0, held->count)
-                                 : task_view(&r->task_all, cut, all);
+    r->task_val = o->val != NULL ? r->task_val_all : task_view(&r->task_all, cut, all);
     r->words = run_task(r)->labels > 0;
     r->packed = o->pack != PACK_OFF && !r->words && r->task_train.count > 0
              && (o->steps > 0 || o->dump != NULL);
@@ -271,7 +267,7 @@ static void run_open_data(Run *r) {
     if (base > c->vocab) die("the tokenizer has %zu tokens and the model only %zu", base, c->vocab);
     data_check(&r->data, c->vocab);
     if ((r->task || r->asks) && r->tokenizer == NULL)
-        die("examples need --tokenizer: %s", tokenizer_why);
+        die("examples need --tokenizer: %s", tokenizer_why.text);
     if (r->task || r->asks) run_open_task(r);
     if (o->val != NULL && !r->asks) r->val_data = data_open(o->val, r->tokenizer);
     data_check(&r->val_data, c->vocab);
@@ -300,17 +296,10 @@ static size_t run_val_rows(const Run *r) {
     return min_size(all, (asked > 0 ? asked : 20) * r->B);
 }
 
-// Returns the hash of the rows on which the validation loss is measured.
+// Returns a hash of the validation data, and of what of it is evaluated.
 static uint64_t run_val_hash(const Run *r) {
-    const size_t rows = run_val_rows(r), T = r->val.T;
-    uint64_t parts[] = {rows, T, r->asks ? task_hash(&r->task_val) : 0};
-    int32_t *both = ALLOC(int32_t, 2 * T, "a row");
-    Error ignored;  // a damaged row is reported when it is evaluated
-    for (size_t row = 0; row < rows && !r->asks; row++) {
-        loader_sequence(&r->val, row, r->config.vocab, both, both + T, &ignored);
-        parts[2] = hash_word(parts[2], hash_bytes(both, 2 * T * sizeof *both));
-    }
-    free(both);
+    const uint64_t parts[] = {run_val_rows(r), r->val.T,
+                              r->asks ? task_hash(&r->task_val) : data_hash(r->val.data)};
     return hash_bytes(parts, sizeof parts);
 }
 
@@ -461,7 +450,7 @@ static void run_check_together(Run *r) {
     Error err;
     if (o->gpu_build) run_check_shape(r);
     if (r->only_sampling && r->tokenizer == NULL)
-        die("--%s needs --tokenizer: %s", o->chat ? "chat" : "prompt", tokenizer_why);
+        die("--%s needs --tokenizer: %s", o->chat ? "chat" : "prompt", tokenizer_why.text);
     if (o->chat && !chat_open(&r->chat, r->tokenizer, o->chat_format, run_first_token(r),
                               time(NULL), &err))
         die("--chat: %s", err.text);
@@ -485,7 +474,6 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     Options *o = &r->o;
     memset(r, 0, sizeof *r);
     r->lock = -1;
-    r->program = argv[0];
     run_open_options(r, argc, argv, gpu_build);
     run_open_model(r);
     run_open_tokenizer(r);

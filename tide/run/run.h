@@ -312,7 +312,7 @@ static void run_hint(const Run *r) {
     const char *words = strpbrk(r->o.out, " \t\n\"'$`\\*?[&;|<>()#!~");  // needs quotes in a shell
     const char *quote = words == NULL ? "" : strchr(r->o.out, '\'') != NULL ? "\"" : "'";
     if (r->tokenizer == NULL) return;
-    printf("try it: %s --model %s%s%s %s%s%s\n", r->program, quote, r->o.out, quote,
+    printf("try it: %s --model %s%s%s %s%s%s\n", program_invocation_name, quote, r->o.out, quote,
            chats ? "--chat" : "--prompt \"...\"", format > 0 ? " --chat-format " : "",
            format > 0 ? chat_formats[format - 1].name : "");
 }
