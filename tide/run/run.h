@@ -160,7 +160,7 @@ static size_t run_begin(Run *r, double peak) {
     r->log.every = r->o.log_every;
     if (r->o.keep_best && !r->o.no_save && r->rank == 0) run_find_best(r);
     ranks_broadcast(&r->state.best, sizeof r->state.best);
-    r->lowest = run_best_loss(r);
+    r->lowest = r->state.best.loss;
     r->done = r->state.step;
     run_catch_signals();
     run_save_next(0);
