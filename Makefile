@@ -87,15 +87,12 @@ nvcc:
 
 -include dev/emu/rules.mk
 
-# The trainer in a folder: train_gpt2.cu is compiled once for each --precision (tide/gpu/main.cu).
-trainer = $(patsubst %,build/$(1)/%.o,train_gpt2_BF16 train_gpt2_FP32 train_gpt2_FP16 main)
+# The trainer in a folder: train_gpt2.cu is compiled once for each --precision.
+trainer = $(patsubst %,build/$(1)/train_gpt2_%.o,BF16 FP32 FP16)
 define objects
 build/$(1)/train_gpt2_%.o: train_gpt2.cu $(HEADERS) $(EMU) | $(3)
 	@mkdir -p $$(@D)
-	$(2) -DENABLE_$$* -DENTRY=main_$$* -c $$< -o $$@
-build/$(1)/main.o: tide/gpu/main.cu $(HEADERS) $(EMU) | $(3)
-	@mkdir -p $$(@D)
-	$(2) -c $$< -o $$@
+	$(2) -DENABLE_$$* -c $$< -o $$@
 endef
 $(eval $(call objects,gpu,$$(NVCC) $$(NVFLAGS) $$(if $$(NCCL),$$(NCCL_FLAGS)),nvcc))
 $(eval $(call objects,emu,CXX=$$(CXX) dev/emu/emucc -O1 $$(OPENMP) $$(EMU_FLAGS),cxx))

@@ -840,7 +840,9 @@ static int gpt2_dump(GPT2 *g, Run *r) {
     return run_dump(r, g->inputs, g->targets, g->begins, gpt2_loss(g), logits, grads);
 }
 
-static int train(Run *r) {
+template <int precision> int train(Run *r);  // each compilation of this file defines its own
+template <> int train<PRECISION>(Run *r) {
+    if (r->o.calibrate) return calibrate(r, &trainer_steps);
     GPT2 *g = gpt2_new();
     const Options *o = &r->o;
     const size_t planned = gpt2_open(g, r);
@@ -883,17 +885,15 @@ static int train(Run *r) {
     return code;
 }
 
-#ifndef TESTING
-#ifndef ENTRY  // main.cu calls ENTRY(); compiled alone, this file is a trainer in bf16
-#define ENTRY main
-#endif
-int ENTRY(int argc, char **argv) {
+#if defined ENABLE_BF16 && !defined TESTING
+int main(int argc, char **argv) {
     static Run run;
+    program_begin();
+    cpu_wait_briefly(argv);
     run_open(&run, argc, argv, true);
-    if (run.o.precision != PRECISION)
-        die("this program computes in %s: name another with --precision, on --resume as well",
-            PRECISION == PRECISION_BF16 ? "bf16" : PRECISION == PRECISION_FP32 ? "fp32" : "fp16");
-    const int code = run.o.calibrate ? calibrate(&run, &trainer_steps) : train(&run);
+    const int p = run.o.precision, code = p == PRECISION_FP32 ? train<PRECISION_FP32>(&run)
+                                        : p == PRECISION_FP16 ? train<PRECISION_FP16>(&run)
+                                        : train<PRECISION_BF16>(&run);
     ranks_close();
     return code;
 }

@@ -121,7 +121,7 @@ static ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t who
         z->rows = ten->rows_padded;
         z->cols = ten->cols;
         z->at = ten->offset;
-        z->decay = ten->decay;
+        z->decay = ten->rank == 2;
         z->chosen = is_whole ? ten->cols : zen_quota(topk, ten->cols);
         z->rest_index = ten->offset;
         z->chosen_index = ten->offset + z->rows * (z->cols - z->chosen);

@@ -73,7 +73,7 @@ static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank
         const size_t to = min_size(ten->offset + ten->size, end);
         if (from >= to) continue;
         const Shard own = {.tensor = i, .offset = from - ten->offset, .length = to - from,
-                           .at = map.elements + (from - begin), .decay = ten->decay};
+                           .at = map.elements + (from - begin), .decay = ten->rank == 2};
         map.shards[map.count++] = own;
     }
     map.elements += end - begin;

@@ -6,7 +6,6 @@
 //   Buffer             a line of a memory plan; buffer_set() sets its address
 //   plan_print         prints a plan as a table
 //   size_text          prints bytes for people
-//   plan_fits          prints a CPU's plan, and refuses one that does not fit
 #ifndef TIDE_MEMORY_H
 #define TIDE_MEMORY_H
 #include "util.h"
@@ -123,21 +122,6 @@ static Count size_text(size_t bytes, bool up) {
     snprintf(c.text, sizeof c.text, large ? "%.2f GiB" : "%.1f MiB",
              (up && whole < n ? whole + 1 : n) / (large ? 100 : 10));
     return c;
-}
-
-// Returns the bytes of a CPU's plan, and prints it unless `quiet`. Ends the program, with a hint,
-// if the free memory is too small. `other`: the bytes of the program and of a text's tokens, which
-// become the list's last line.
-static size_t plan_fits(Buffer *list, int n, size_t other, bool quiet, const char *hint) {
-    const size_t free_bytes = memory_available();
-    size_t bytes = 0;
-    for (int i = 0; i < n; i++) bytes += list[i].bytes;
-    list[n++] = (Buffer){"data and program", other, NULL, BUFFER_ANY};
-    if (!quiet) plan_print("CPU", list, n, bytes + other, SIZE_MAX, 1);
-    if (bytes > free_bytes)
-        die("this run needs %s more memory and %s are free%s", size_text(bytes, true).text,
-            size_text(free_bytes, false).text, hint);
-    return bytes + other;
 }
 
 #endif

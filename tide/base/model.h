@@ -275,26 +275,25 @@ static bool gpt2_preset(GPT2Config *c, const char *name) {
 // The parameter table
 
 // The tensors of a layer, in the order in which they are in memory. Columns: kind, field of
-// LayerWeights, name, the part of the layer that reads it (train_gpt2.cu), first values, rows,
-// columns. A linear layer's weight is (OC, C). attn.qkv has the rows of all query heads, key heads,
-// value heads. A gated mlp.fc has the rows of the gate, then those of `up`. 0 rows: there is no
-// such tensor.
+// LayerWeights, name, first values, rows, columns. A linear layer's weight is (OC, C). attn.qkv has
+// the rows of all query heads, key heads, value heads. A gated mlp.fc has the rows of the gate,
+// then those of `up`. 0 rows: there is no such tensor.
 #define LAYER_PARAMETERS(PARAM, c) \
-    PARAM(LN_1_W, ln_1_w, "ln_1.w", 0, INIT_ONE, 1, (c)->channels) \
-    PARAM(LN_1_B, ln_1_b, "ln_1.b", 0, INIT_ZERO, !(c)->rms, (c)->channels) \
-    PARAM(QKV_W, qkv_w, "attn.qkv.w", 0, INIT_NORMAL, config_qkv(c), (c)->channels) \
-    PARAM(QKV_B, qkv_b, "attn.qkv.b", 0, INIT_ZERO, config_biased(c, BIAS_QKV), config_qkv(c)) \
-    PARAM(Q_NORM, q_norm, "attn.q_norm.w", 0, INIT_ONE, (size_t)(c)->qk_norm, config_head(c)) \
-    PARAM(K_NORM, k_norm, "attn.k_norm.w", 0, INIT_ONE, (size_t)(c)->qk_norm, config_head(c)) \
-    PARAM(ATTPROJ_W, attproj_w, "attn.proj.w", 1, INIT_RESIDUAL, (c)->channels, config_att(c)) \
-    PARAM(ATTPROJ_B, attproj_b, "attn.proj.b", 1, INIT_ZERO, config_biased(c, BIAS_ATTPROJ), \
+    PARAM(LN_1_W, ln_1_w, "ln_1.w", INIT_ONE, 1, (c)->channels) \
+    PARAM(LN_1_B, ln_1_b, "ln_1.b", INIT_ZERO, !(c)->rms, (c)->channels) \
+    PARAM(QKV_W, qkv_w, "attn.qkv.w", INIT_NORMAL, config_qkv(c), (c)->channels) \
+    PARAM(QKV_B, qkv_b, "attn.qkv.b", INIT_ZERO, config_biased(c, BIAS_QKV), config_qkv(c)) \
+    PARAM(Q_NORM, q_norm, "attn.q_norm.w", INIT_ONE, (size_t)(c)->qk_norm, config_head(c)) \
+    PARAM(K_NORM, k_norm, "attn.k_norm.w", INIT_ONE, (size_t)(c)->qk_norm, config_head(c)) \
+    PARAM(ATTPROJ_W, attproj_w, "attn.proj.w", INIT_RESIDUAL, (c)->channels, config_att(c)) \
+    PARAM(ATTPROJ_B, attproj_b, "attn.proj.b", INIT_ZERO, config_biased(c, BIAS_ATTPROJ), \
           (c)->channels) \
-    PARAM(LN_2_W, ln_2_w, "ln_2.w", 1, INIT_ONE, 1, (c)->channels) \
-    PARAM(LN_2_B, ln_2_b, "ln_2.b", 1, INIT_ZERO, !(c)->rms, (c)->channels) \
-    PARAM(FC_W, fc_w, "mlp.fc.w", 2, INIT_NORMAL, config_mlp(c), (c)->channels) \
-    PARAM(FC_B, fc_b, "mlp.fc.b", 2, INIT_ZERO, config_biased(c, BIAS_MLP), config_mlp(c)) \
-    PARAM(FCPROJ_W, fcproj_w, "mlp.proj.w", 3, INIT_RESIDUAL, (c)->channels, (c)->ffn) \
-    PARAM(FCPROJ_B, fcproj_b, "mlp.proj.b", 3, INIT_ZERO, config_biased(c, BIAS_MLP), (c)->channels)
+    PARAM(LN_2_W, ln_2_w, "ln_2.w", INIT_ONE, 1, (c)->channels) \
+    PARAM(LN_2_B, ln_2_b, "ln_2.b", INIT_ZERO, !(c)->rms, (c)->channels) \
+    PARAM(FC_W, fc_w, "mlp.fc.w", INIT_NORMAL, config_mlp(c), (c)->channels) \
+    PARAM(FC_B, fc_b, "mlp.fc.b", INIT_ZERO, config_biased(c, BIAS_MLP), config_mlp(c)) \
+    PARAM(FCPROJ_W, fcproj_w, "mlp.proj.w", INIT_RESIDUAL, (c)->channels, (c)->ffn) \
+    PARAM(FCPROJ_B, fcproj_b, "mlp.proj.b", INIT_ZERO, config_biased(c, BIAS_MLP), (c)->channels)
 
 #define LAYER_KIND(kind, ...) kind,
 enum { LAYER_PARAMETERS(LAYER_KIND, 0) LAYER_TENSORS, LAYER_PARTS = 4 };
@@ -315,8 +314,8 @@ typedef struct {
     char name[32];        // "wte", "h.3.attn.qkv.w", "ln_f.b": our own names
     int layer;            // -1 before the layers (wte, wpe), L after them (ln_f, lm_head)
     int kind;             // LN_1_W ..; outside the layers -1
-    int rank;             // 2: a (rows, cols) matrix, row-major; 1: a vector (rows = 1)
-    int decay;            // 1: weight decay applies, as to all matrices
+    int rank;             // 2: a (rows, cols) matrix, row-major, to which weight decay applies;
+                          // 1: a vector (rows = 1)
     size_t rows, cols;    // logical shape; a linear layer's weight is (OC, C)
     size_t rows_padded;   // rows in memory: Vp for wte and lm_head, else rows
     size_t size;          // rows_padded * cols elements
@@ -346,7 +345,6 @@ static int table_add(GPT2Table *t, const char *name, int layer, int kind, size_t
     ten->layer = layer;
     ten->kind = kind;
     ten->rank = init >= INIT_NORMAL ? 2 : 1;
-    ten->decay = ten->rank == 2;
     ten->rows = ten->rows_padded = rows;
     ten->cols = cols;
     ten->init_value = init == INIT_ONE;
@@ -359,7 +357,7 @@ static int table_add(GPT2Table *t, const char *name, int layer, int kind, size_t
 // With narrow embeddings project_in is after wpe, and project_out is in place of ln_f. A layer is
 // one range. gpt2_table_free() frees the table.
 static GPT2Table gpt2_table(const GPT2Config *c) {
-    #define LAYER_ROW(kind, field, name, part, init, rows, cols) {name, init, rows, cols},
+    #define LAYER_ROW(kind, field, name, init, rows, cols) {name, init, rows, cols},
     const struct { const char *name; int init; size_t rows, cols; } layer[LAYER_TENSORS] = {
         LAYER_PARAMETERS(LAYER_ROW, c)};
     const size_t C = c->channels, E = config_embed(c), L = c->layers;
@@ -401,18 +399,6 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
 // Returns the index of the tensor of this kind in layer l; -1: there is none.
 static int layer_tensor(const GPT2Table *t, size_t l, int kind) {
     return t->within[kind] < 0 ? -1 : t->first_layer + (int)l * t->per_layer + t->within[kind];
-}
-
-// Finds the first tensor of each part of layer 0, and the tensor after the layer.
-static void gpt2_parts(const GPT2Table *t, int first[LAYER_PARTS + 1]) {
-    #define LAYER_PART(kind, field, name, part, ...) part,
-    static const int parts[LAYER_TENSORS] = {LAYER_PARAMETERS(LAYER_PART, 0)};
-    int i = t->first_layer;
-    for (int part = 0; part < LAYER_PARTS; part++) {
-        first[part] = i;
-        while (i < t->first_layer + t->per_layer && parts[t->tensors[i].kind] == part) i++;
-    }
-    first[LAYER_PARTS] = i;
 }
 
 static void gpt2_table_free(GPT2Table *t) { free(t->tensors); memset(t, 0, sizeof *t); }

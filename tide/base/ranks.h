@@ -332,10 +332,9 @@ static void ranks_meet(void) {
 }
 
 // Connects the ranks; main() calls it first. Sends stdout of all ranks but 0 to /dev/null, so that
-// only rank 0 prints. A second call, from another source file of the program, does nothing.
+// only rank 0 prints.
 static void ranks_open(void) {
     pthread_t watcher;
-    if (ranks_data != NULL) return;
     ranks_find();
     if (ranks.world == 1) return;
     if (ranks.rank > 0 && freopen("/dev/null", "w", stdout) == NULL) fail("cannot open /dev/null");

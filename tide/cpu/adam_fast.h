@@ -154,27 +154,21 @@ static void adam_range(const AdamWork *w, size_t first, size_t last, uint32_t in
 // ---------------------------------------------------------------------------------------------
 // The sum of gradients
 
-__attribute__((always_inline))
-static inline void accumulate_loop(float *__restrict__ sum, const void *__restrict__ g, float scale,
-                                   int g_is_half, int first, size_t n) {
-    for (size_t i = 0; i < n; i++) {
-        const float x = grad_at(g, g_is_half, i);
-        sum[i] = first ? mul_f32(scale, x) : fma_f32(scale, x, sum[i]);
-    }
-}
-
 // Adds the gradient to the sum in a chunk of a run, rounded once: sum += scale * grad, or, if
 // first, sum = scale * grad. Computes the norm's sums, from number `block` on, from the cache.
 static inline void accumulate_range(const AdamWork *w, const AdamRun *r, size_t block) {
     const size_t full = NORM_BLOCK;
+    const int is_half = w->grad_is_half, first = w->first;
+    const float scale = w->scale;
     for (size_t i = r->at, end = r->at + r->length; i < end; i += full, block++) {
         const size_t n = end - i < full ? end - i : full;
-        const void *from = (const char *)w->grad + i * (w->grad_is_half ? 2 : 4);
-        if (w->grad_is_half && w->first) accumulate_loop(w->sum + i, from, w->scale, 1, 1, n);
-        else if (w->grad_is_half) accumulate_loop(w->sum + i, from, w->scale, 1, 0, n);
-        else if (w->first) accumulate_loop(w->sum + i, from, w->scale, 0, 1, n);
-        else accumulate_loop(w->sum + i, from, w->scale, 0, 0, n);
-        if (w->block_sums != NULL) w->block_sums[block] = norm_block_sum(w->sum + i, n);
+        float *__restrict__ sum = w->sum + i;
+        const void *__restrict__ grad = (const char *)w->grad + i * (is_half ? 2 : 4);
+        for (size_t j = 0; j < n; j++) {
+            const float x = grad_at(grad, is_half, j);
+            sum[j] = first ? mul_f32(scale, x) : fma_f32(scale, x, sum[j]);
+        }
+        if (w->block_sums != NULL) w->block_sums[block] = norm_block_sum(sum, n);
     }
 }
 

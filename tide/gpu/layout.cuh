@@ -158,7 +158,8 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     const GPT2Table *t = &g->table;
     const size_t L = g->config.layers, C = g->config.channels, stay = min_size(residents, L);
     const size_t A = config_att(&g->config);
-    int first[LAYER_PARTS + 1];
+    // the first tensor that each part of a layer reads (layer_part())
+    static const int begins[LAYER_PARTS] = {LN_1_W, ATTPROJ_W, FC_W, FCPROJ_W};
     g->choice.mode = OFFLOAD_NONE;
     gpt2_place(g);
     g->streamed = (int)(L - stay);
@@ -178,10 +179,12 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     }
     zo->row = A > C ? A : C;
     zo->scratch = 2 * round_up(C, ALIGN_ELEMENTS);
-    gpt2_parts(t, first);
     for (int k = 0; k < LAYER_PARTS; k++) {
-        zo->group[k] = zo_group(t, first[k], first[k + 1] - first[k]);
-        zo->group_at[k] = t->tensors[first[k]].offset - t->tensors[t->first_layer].offset;
+        const int first = t->within[begins[k]];
+        const int end = k + 1 < LAYER_PARTS ? t->within[begins[k + 1]] : t->per_layer;
+        const GPT2Tensor *layer = &t->tensors[t->first_layer];
+        zo->group[k] = zo_group(t, t->first_layer + first, end - first);
+        zo->group_at[k] = layer[first].offset - layer->offset;
         if (zo->group[k].length > zo->scratch) zo->scratch = zo->group[k].length;
     }
     // The tokens of a chunk of the vocabulary: as many as fit in scratch, from 512 to 8192, or all.

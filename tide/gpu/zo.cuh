@@ -199,7 +199,7 @@ static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
     for (int i = 0; i < count; i++) {
         const GPT2Tensor *ten = &t->tensors[first + i];
         g.range[i] = ZoRange{ten->offset - t->tensors[first].offset, ten->rows * ten->cols, 0,
-                             (uint32_t)(first + i), ten->decay};
+                             (uint32_t)(first + i), ten->rank == 2};
         g.length = g.range[i].at + round_up(ten->size, ALIGN_ELEMENTS);
     }
     return g;

@@ -16,6 +16,7 @@
 #include "../files/json.h"
 #include "svg.h"
 
+enum { LOG_TRAIN, LOG_VAL, LOG_SERIES };
 typedef struct { size_t count; SvgPoint *points; } LogSeries;  // steps and losses
 
 typedef struct {
@@ -32,7 +33,7 @@ typedef struct {
     double peak;  // FLOP/s of all devices together; raised if a step is faster; 0: unknown
     off_t whole;             // bytes of the complete lines in the file
     bool failing;            // the last line could not be written
-    LogSeries train, val;
+    LogSeries losses[LOG_SERIES];
 } Log;
 
 static void log_add(LogSeries *s, size_t step, double loss) {
@@ -51,12 +52,11 @@ static void log_load(Log *l, const char *text, size_t n, size_t last, FILE *kept
         size_t step = 0;
         Json *object = json_parse(text, (size_t)(end - text), &ignored);
         if (json_size(json_get(object, "step"), &step) && step <= last) {
-            static const char *const names[2] = {"loss", "val_loss"};
-            LogSeries *const series[2] = {&l->train, &l->val};
-            for (int k = 0; k < 2; k++) {
+            static const char *const names[LOG_SERIES] = {"loss", "val_loss"};
+            for (int k = 0; k < LOG_SERIES; k++) {
                 const Json *loss = json_get(object, names[k]);
                 if (loss != NULL && loss->type == JSON_NUMBER)
-                    log_add(series[k], step, loss->number);
+                    log_add(&l->losses[k], step, loss->number);
             }
             fwrite(text, 1, (size_t)(end + 1 - text), kept);
         }
@@ -73,8 +73,7 @@ static void log_clear(Log *l) {
 static void log_close(Log *l) {
     log_clear(l);
     if (l->file != NULL) fclose(l->file);
-    free(l->train.points);
-    free(l->val.points);
+    for (int k = 0; k < LOG_SERIES; k++) free(l->losses[k].points);
     memset(l, 0, sizeof *l);
 }
 
@@ -135,7 +134,7 @@ static void log_duration(char *out, size_t n, double seconds) {
 // terminal the line for people is redrawn in place, with a bar; about 20 lines of a run are left.
 static void log_step(Log *l, size_t step, size_t steps, double loss, double grad_norm, double lr,
                      double ms, double tokens_per_s, double flops, const char *more) {
-    log_add(&l->train, step, loss);
+    log_add(&l->losses[LOG_TRAIN], step, loss);
     const double now = seconds_now();
     if (l->first == 0) { l->first = step; l->start = now - ms / 1000; }
     const double per_step = (now - l->start) / (double)(step - l->first + 1);
@@ -179,7 +178,7 @@ static void log_skip(Log *l, size_t step, size_t steps, double loss, double norm
 // Writes the lines of an evaluation at `step`, to the log and the screen. accuracy: the share of
 // held-out questions with a right answer; -1: there are no questions.
 static void log_eval(Log *l, size_t step, double val_loss, double accuracy) {
-    log_add(&l->val, step, val_loss);
+    log_add(&l->losses[LOG_VAL], step, val_loss);
     log_clear(l);
     fprintf(l->file, "{\"step\":%zu,\"val_loss\":%.9g", step, val_loss);
     fprintf(l->screen, "step %zu | val loss %.4f", step, val_loss);
@@ -203,29 +202,23 @@ static void log_best(Log *l, size_t step, double val_loss) {
 enum { PLOT_WIDTH = 800, PLOT_HEIGHT = 450, PLOT_LEFT = 60, PLOT_RIGHT = 30, PLOT_TOP = 30,
        PLOT_BOTTOM = 50 };
 
-// Draws a series, and its name and last value as a legend.
-static void log_draw(const SvgFrame *f, const char *name, const LogSeries *s, bool noisy, int y) {
-    if (s->count == 0) return;
-    const SvgPoint last = svg_series(f, name, noisy, s->points, s->count);
-    fprintf(f->f, "<path class=\"%s\" d=\"M580 %dh24\"/><text x=\"612\" y=\"%d\">%s %.4g%s"
-            "</text>\n", name, y, y + 4, name, last.y, noisy ? " (mean)" : "");
-}
-
 // Draws both losses over the steps, and replaces DIR/loss.svg. Losses in the first twentieth of the
 // steps that are higher than all later ones are cut off: they would take most of the height.
 static bool log_plot(const Log *l, Error *err) {
+    static const char *const names[LOG_SERIES] = {"train", "val"};
+    const LogSeries *both = l->losses, *train = &both[LOG_TRAIN];
     char path[PATH_MAX];
-    const LogSeries *both[2] = {&l->train, &l->val};
+    int y = PLOT_TOP + 10;
     SvgFrame s = {.f = NULL, .left = PLOT_LEFT, .right = PLOT_WIDTH - PLOT_RIGHT, .top = PLOT_TOP,
                   .bottom = PLOT_HEIGHT - PLOT_BOTTOM, .x0 = 0, .x1 = 1, .y0 = INFINITY,
                   .y1 = -INFINITY};
-    for (int k = 0; k < 2; k++)
-        if (both[k]->count > 0) s.x1 = fmax(s.x1, both[k]->points[both[k]->count - 1].x);
-    for (int k = 0; k < 2; k++)
-        for (size_t i = 0; i < both[k]->count; i++) {
-            const SvgPoint at = both[k]->points[i];
+    for (int k = 0; k < LOG_SERIES; k++)
+        if (both[k].count > 0) s.x1 = fmax(s.x1, both[k].points[both[k].count - 1].x);
+    for (int k = 0; k < LOG_SERIES; k++)
+        for (size_t i = 0; i < both[k].count; i++) {
+            const SvgPoint at = both[k].points[i];
             s.y0 = fmin(s.y0, at.y);
-            if (at.x > s.x1 / 20 || i + 1 == both[k]->count) s.y1 = fmax(s.y1, at.y);
+            if (at.x > s.x1 / 20 || i + 1 == both[k].count) s.y1 = fmax(s.y1, at.y);
         }
     if (s.y0 > s.y1 || l->dir[0] == '\0') return true;  // no losses yet, or no folder
     const double margin = fmax(0.04 * (s.y1 - s.y0), 1e-3 * fmax(1, fabs(s.y1)));
@@ -240,16 +233,22 @@ static bool log_plot(const Log *l, Error *err) {
             ".val{stroke:#d9601a}\n");
     svg_page(s.f, " .grid{stroke:#30363d} .raw{stroke:#2b4f78} .train{stroke:#58a6ff} "
                   ".val{stroke:#f0883e}");
-    if (l->train.count > 0)
+    if (train->count > 0)
         fprintf(s.f, "<text x=\"%d\" y=\"18\">loss over %.0f steps, from %.4g at step %.0f"
-                "</text>\n", s.left, s.x1, l->train.points[0].y, l->train.points[0].x);
+                "</text>\n", s.left, s.x1, train->points[0].y, train->points[0].x);
     svg_levels(&s, 8, "");
     svg_ticks(&s, fmax(svg_tick(s.x1, 8), 1), false, "");
     svg_axes(&s, "step", 40, "loss");
     fprintf(s.f, "<clipPath id=\"in\"><path d=\"M56 %.0fH%dV%.0fH56z\"/></clipPath>\n"
             "<g clip-path=\"url(#in)\">\n", s.top, s.right + 4, s.bottom);
-    log_draw(&s, "train", &l->train, true, PLOT_TOP + 10);
-    log_draw(&s, "val", &l->val, false, PLOT_TOP + (l->train.count > 0 ? 30 : 10));
+    for (int k = 0; k < LOG_SERIES; k++) {
+        if (both[k].count == 0) continue;
+        const bool noisy = k == LOG_TRAIN;
+        const SvgPoint last = svg_series(&s, names[k], noisy, both[k].points, both[k].count);
+        fprintf(s.f, "<path class=\"%s\" d=\"M580 %dh24\"/><text x=\"612\" y=\"%d\">%s %.4g%s"
+                "</text>\n", names[k], y, y + 4, names[k], last.y, noisy ? " (mean)" : "");
+        y += 20;
+    }
     fprintf(s.f, "</g>\n</svg>\n");
     return replace_close(s.f, path, err);
 }

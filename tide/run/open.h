@@ -2,7 +2,6 @@
 // the files that they name, are found here, before anything is computed.
 //
 //   run_open                       fills a Run, or ends the program with one line
-//   run_precision                  returns --precision before run_open()
 //   schedule_lr                    returns the learning rate of a step
 //   run_val_rows, run_val_hash     return how many sequences are evaluated; a hash of them
 //   run_first_token, run_task      return the first token of every text; the task with --labels
@@ -16,7 +15,6 @@
 
 typedef struct {
     Options o;
-    const char *program;            // argv[0]
     GPT2Config config;
     GPT2Table table;
     Tokenizer *tokenizer;           // NULL: token files, whose tokenizer is unknown
@@ -160,10 +158,12 @@ static void run_open_model(Run *r) {
         die("--seq %zu is longer than the model's context of %zu", r->T, c->context);
 }
 
-// Opens the tokenizer: that of --tokenizer, or the one saved with the model, or bytes.
+// Opens the tokenizer: that of --tokenizer, or the one saved with the model, or bytes. A model that
+// was saved without a tokenizer can still be trained on token files.
 static void run_open_tokenizer(Run *r) {
     const Options *o = &r->o;
-    const char *saved = o->resume ? o->out : r->saved_model;
+    const char *saved = o->resume ? o->out : r->saved_model, *asked = o->tokenizer;
+    const bool bytes = asked != NULL && strcmp(asked, "bytes") == 0;
     char home[PATH_MAX] = "", list[PATH_MAX];
     struct stat merges;
     if (saved != NULL) model_directory(saved, home);
@@ -171,21 +171,17 @@ static void run_open_tokenizer(Run *r) {
     const bool has_merges = stat(list, &merges) == 0;
     path_join(list, home, "tokenizer.json");
     const bool own = saved != NULL && (has_merges || path_exists(list));
-    const char *dir = o->tokenizer != NULL ? o->tokenizer : own ? home : "bytes";
-    if (strcmp(dir, "bytes") != 0) {
-        Error err;
-        r->tokenizer = tokenizer_open(dir, &err);
-        if (r->tokenizer == NULL && o->tokenizer != NULL) die("%s", err.text);
-        if (r->tokenizer == NULL) memcpy(tokenizer_why, err.text, sizeof err.text);
-    } else if (o->tokenizer != NULL || saved == NULL || r->config.vocab == 256) {
-        r->tokenizer = tokenizer_bytes();
-    }
-    // A model that was saved without a tokenizer can still be trained on token files.
     path_join(list, home, "tokenizer.model");
-    if (r->tokenizer == NULL && !own && path_exists(list))
-        snprintf(tokenizer_why, sizeof tokenizer_why, "%.300s is not read; transformers makes "
-                 "tokenizer.json of it: AutoTokenizer.from_pretrained(), save_pretrained()", list);
-    if (saved != NULL && strcmp(dir, "bytes") == 0 && o->tokenizer != NULL  // bytes have no merges
+    if (asked != NULL ? !bytes : own) {
+        r->tokenizer = tokenizer_open(asked != NULL ? asked : home, &tokenizer_why);
+        if (r->tokenizer == NULL && asked != NULL) die("%s", tokenizer_why.text);
+    } else if (bytes || saved == NULL || r->config.vocab == 256) {
+        r->tokenizer = tokenizer_bytes();
+    } else if (path_exists(list)) {
+        error_set(&tokenizer_why, "%.300s is not read; transformers makes tokenizer.json of it: "
+                  "AutoTokenizer.from_pretrained(), save_pretrained()", list);
+    }
+    if (bytes && saved != NULL  // bytes have no merges
         && (has_merges ? merges.st_size > 16 : own || r->config.vocab >= 50257))
         die("--tokenizer bytes: the model in %s knows %zu other tokens: leave it out, or name the "
             "directory of theirs", home, r->config.vocab);
@@ -266,7 +262,7 @@ static void run_open_data(Run *r) {
     if (base > c->vocab) die("the tokenizer has %zu tokens and the model only %zu", base, c->vocab);
     data_check(&data, c->vocab);
     if ((r->task || r->asks) && r->tokenizer == NULL)
-        die("examples need --tokenizer: %s", tokenizer_why);
+        die("examples need --tokenizer: %s", tokenizer_why.text);
     if (r->task || r->asks) run_open_task(r);
     if (texts) {
         const size_t all = data.tokens, cut = o->val == NULL ? all - all / 10 : all;
@@ -295,17 +291,10 @@ static size_t run_val_rows(const Run *r) {
     return min_size(all, (asked > 0 ? asked : 20) * r->B);
 }
 
-// Returns the hash of the rows on which the validation loss is measured.
+// Returns a hash of the validation data, and of what of it is evaluated.
 static uint64_t run_val_hash(const Run *r) {
-    const size_t rows = run_val_rows(r), T = r->val.T;
-    uint64_t parts[] = {rows, T, r->asks ? task_hash(&r->task_val) : 0};
-    int32_t *both = ALLOC(int32_t, 2 * T, "a row");
-    Error ignored;  // a damaged row is reported when it is evaluated
-    for (size_t row = 0; row < rows && !r->asks; row++) {
-        loader_sequence(&r->val, row, r->config.vocab, both, both + T, &ignored);
-        parts[2] = hash_word(parts[2], hash_bytes(both, 2 * T * sizeof *both));
-    }
-    free(both);
+    const uint64_t parts[] = {run_val_rows(r), r->val.T,
+                              r->asks ? task_hash(&r->task_val) : data_hash(r->val.data)};
     return hash_bytes(parts, sizeof parts);
 }
 
@@ -406,27 +395,6 @@ static void run_agree(const Run *r) {
     ranks_agree("data", text);
 }
 
-// Returns --precision, before run_open() is called: the one on the command line or, with --resume,
-// that of the newest readable checkpoint.
-static int run_precision(int argc, char **argv) {
-    Options o;
-    TrainState s;
-    Error err;
-    char dir[PATH_MAX];
-    ranks_open();
-    options_parse(&o, argc, argv, true);
-    size_t step = o.resume ? state_newest(o.out, SIZE_MAX, false) : 0;
-    for (bool found = false; step > 0 && !found; step = state_newest(o.out, step, false)) {
-        state_path(dir, o.out, step);
-        found = state_check(dir, &s, &err);
-        if (!found) continue;
-        options_resume(&o, s.options);
-        free(s.text);
-    }
-    free(o.saved);
-    return o.precision;
-}
-
 // Reads the command line, which must be the same on all ranks. Checks and locks --out.
 static void run_open_options(Run *r, int argc, char **argv, bool gpu_build) {
     Options *o = &r->o;
@@ -477,7 +445,7 @@ static void run_check_together(Run *r) {
     Error err;
     if (o->gpu_build) run_check_shape(r);
     if (r->only_sampling && r->tokenizer == NULL)
-        die("--%s needs --tokenizer: %s", o->chat ? "chat" : "prompt", tokenizer_why);
+        die("--%s needs --tokenizer: %s", o->chat ? "chat" : "prompt", tokenizer_why.text);
     if (o->chat && !chat_open(&r->chat, r->tokenizer, o->chat_format, run_first_token(r),
                               time(NULL), &err))
         die("--chat: %s", err.text);
@@ -501,7 +469,6 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     Options *o = &r->o;
     memset(r, 0, sizeof *r);
     r->lock = -1;
-    r->program = argv[0];
     run_open_options(r, argc, argv, gpu_build);
     run_open_model(r);
     run_open_tokenizer(r);

@@ -68,12 +68,18 @@ static void out_check_empty(const Options *o, bool used) {
 // --out that was used before. Rank 0 decides for all ranks.
 static void out_check(const Options *o, int *lock) {
     char path[PATH_MAX];
+    const bool tuned = o->tune != NULL && path_exists(o->tune);  // this file is read
+    const struct { const char *option, *path; } outputs[] = {
+        {"--dump", o->dump}, {"--scores", o->scores}, {"--trace", o->trace},
+        {"--rates", o->calibrate ? o->rates : NULL}, {"--tune", tuned ? NULL : o->tune}};
     if (ranks.rank > 0) return;
-    output_check("--dump", o->dump);
-    output_check("--scores", o->scores);
-    output_check("--trace", o->trace);
-    output_check("--rates", o->calibrate ? o->rates : NULL);
-    if (o->tune != NULL && !path_exists(o->tune)) output_check("--tune", o->tune);
+    for (int i = 0; i < 5; i++) {
+        output_check(outputs[i].option, outputs[i].path);
+        for (int k = 0; k < i && outputs[i].path != NULL; k++)
+            if (outputs[k].path != NULL && strcmp(outputs[i].path, outputs[k].path) == 0)
+                die("%s and %s name one file, %s: name another", outputs[k].option,
+                    outputs[i].option, outputs[i].path);
+    }
     if (!out_is_written(o)) return;
     path_join(path, o->out, ".lock");
     const bool used = path_exists(path);

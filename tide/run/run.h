@@ -160,7 +160,7 @@ static size_t run_begin(Run *r, double peak) {
     r->log.every = r->o.log_every;
     if (r->o.keep_best && !r->o.no_save && r->rank == 0) run_find_best(r);
     ranks_broadcast(&r->state.best, sizeof r->state.best);
-    r->lowest = run_best_loss(r);
+    r->lowest = r->state.best.loss;
     r->done = r->state.step;
     run_catch_signals();
     run_save_next(0);
@@ -323,7 +323,7 @@ static void run_hint(const Run *r) {
     const char *words = strpbrk(r->o.out, " \t\n\"'$`\\*?[&;|<>()#!~");  // needs quotes in a shell
     const char *quote = words == NULL ? "" : strchr(r->o.out, '\'') != NULL ? "\"" : "'";
     if (r->tokenizer == NULL) return;
-    printf("try it: %s --model %s%s%s %s%s%s\n", r->program, quote, r->o.out, quote,
+    printf("try it: %s --model %s%s%s %s%s%s\n", program_invocation_name, quote, r->o.out, quote,
            chats ? "--chat" : "--prompt \"...\"", format > 0 ? " --chat-format " : "",
            format > 0 ? chat_formats[format - 1].name : "");
 }

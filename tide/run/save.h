@@ -81,11 +81,6 @@ static void run_save_tokenizer(const Run *r, const char *dir) {
     if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, dir);
 }
 
-// Returns the validation loss of the best checkpoint; a new best one must be below it.
-static double run_best_loss(const Run *r) {
-    return r->state.best.step > 0 ? r->state.best.loss : INFINITY;
-}
-
 // Writes to --out weights, which other programs can load, and, with `state`, a checkpoint, from
 // which --resume goes on. After an error, the older files are still whole. With several ranks, no
 // rank has all weights: rank 0 reads them from the checkpoint. If the disk is full, all checkpoints
@@ -96,7 +91,7 @@ static void run_write(Run *r, size_t step, bool state) {
     const TextEnds ends = {tok != NULL ? tok->bos : -1, tok != NULL ? tok->eot : -1};
     const bool bf16 = r->o.save_dtype == SAVE_BF16;
     const double start = seconds_now();
-    const bool improved = state && r->o.keep_best && r->lowest < run_best_loss(r);
+    const bool improved = state && r->o.keep_best && r->lowest < r->state.best.loss;
     StateSave save = {r->o.out, &r->table, &r->saves, (int)r->o.keep, r->state};
     char best[PATH_MAX], path[PATH_MAX];
     Error err;
@@ -139,7 +134,7 @@ static void run_write(Run *r, size_t step, bool state) {
                     "whole\n", err.text, r->state.step);
         break;
     }
-    r->lowest = run_best_loss(r);
+    r->lowest = r->state.best.loss;
     run_save_next(seconds_now() - start);
 }
 
@@ -208,9 +203,10 @@ static void run_find_best(Run *r) {
         printf("note: the best so far is of other validation data (--val, --seq, --batch, "
                "--eval-batches), or its weights are gone: the best is chosen anew%s%s\n",
                r->best_is_out ? ", and that one is kept as " : "", r->best_is_out ? path : "");
-        memset(b, 0, sizeof *b);
+        b->step = 0;
         r->best_is_out = false;
     }
+    if (b->step == 0) *b = (StateBest){0, INFINITY, 0};  // any loss is lower
     struct stat s;
     if (lstat(best, &s) == 0 && S_ISLNK(s.st_mode))
         die("%s is a link: move it away, or what it leads to would be overwritten", best);

@@ -31,7 +31,7 @@ static void check_pieces(const GPT2Table *t, const ShardMap *map, const Pieces *
             CHECK(x->layer + 1 == p->segment, "piece %d has %s", i, x->name);
             CHECK(p->at + r->at == s->at + within && within % NORM_BLOCK == 0 && r->length > 0
                   && r->length <= s->length - within && r->at + r->length <= p->length
-                  && r->decay == x->decay && r->index == x->offset + s->offset + within,
+                  && r->decay == (x->rank == 2) && r->index == x->offset + s->offset + within,
                   "piece %d, run %d", i, k);
             block += norm_blocks(r->length);
             within += r->length;

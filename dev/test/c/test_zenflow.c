@@ -235,7 +235,8 @@ static Moment simulate(ZenSimulator *s, size_t step, const float *g, const AdamS
             for (size_t w = 0; !is_chosen && w < x.length; w++)
                 sum = w == 0 ? s->scale[w] * s->waiting[w][e]
                              : fmaf(s->scale[w], s->waiting[w][e], sum);
-            adam_scalar(p, &s->mean[e], &s->square[e], sum, a, ten->decay ? a->weight_decay : 0);
+            adam_scalar(p, &s->mean[e], &s->square[e], sum, a,
+                        ten->rank == 2 ? a->weight_decay : 0);
             if (is_chosen || at_once) s->shown[e] = bf16 ? weight(*p) : *p;
         }
     }

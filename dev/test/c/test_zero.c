@@ -83,7 +83,7 @@ static void check_partition(const GPT2Table *t, size_t layers, size_t world, boo
                 const GPT2Tensor *x = &t->tensors[own->tensor];
                 const size_t from = x->offset + own->offset;
                 CHECK(own->length > 0 && own->offset == covered[own->tensor]
-                      && own->decay == x->decay && (!rows || own->offset % x->cols == 0)
+                      && own->decay == (x->rank == 2) && (!rows || own->offset % x->cols == 0)
                       && from >= at + begin && (own > first || from == at + begin)
                       && from + own->length <= at + end
                       && own->at == place + from - (at + begin), "%s: rank %zu, %s from %zu at %zu",

@@ -267,8 +267,8 @@ static void check_cpu(const Config *c) {
         g->zo->pending = u;  // the next step applies it
         for (int i = 0; i < t->count; i++) {
             const GPT2Tensor *a = &t->tensors[i];
-            zo_update(theta + a->offset, a->rows * a->cols, &z->config, &u, (uint32_t)i, a->decay,
-                      0);
+            zo_update(theta + a->offset, a->rows * a->cols, &z->config, &u, (uint32_t)i,
+                      a->rank == 2, 0);
         }
         free(stored);
     }

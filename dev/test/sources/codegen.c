@@ -16,13 +16,6 @@ extern "C" {
 // A function with all that it calls inside.
 #define HOT __attribute__((noinline, flatten)) void
 
-#define ACCUMULATE(name, is_half, first) \
-    HOT hot_##name(float *sum, const void *g, float scale, size_t n) { \
-        accumulate_loop(sum, g, scale, is_half, first, n); \
-    }
-ACCUMULATE(accumulate_fp32, 0, 0)
-ACCUMULATE(accumulate_bf16, 1, 0)
-ACCUMULATE(accumulate_first, 1, 1)
 HOT hot_norm(double *sum, const float *g, size_t n) { *sum = norm_block_sum(g, n); }
 
 HOT hot_to_bf16(uint16_t *__restrict__ to, const float *__restrict__ x, size_t n) {

@@ -22,9 +22,6 @@ gemm_tile_narrow 1 product
 fma_chains 1 product
 adam_range 20
 accumulate_range 4 tail
-hot_accumulate_fp32 1
-hot_accumulate_bf16 1
-hot_accumulate_first 1
 hot_norm 1 tail
 hot_to_bf16 1
 hot_from_bf16 1
