@@ -3,7 +3,7 @@
 //   safetensors_open, safetensors_parse, safetensors_close  open a file; one in memory; close
 //   safetensors_find, safetensor_floats                 find a tensor; read its elements as fp32
 //   safetensor_release                                  frees the pages of a tensor already read
-//   safewriter_add, _open, _put, _flush, _close         write a file, also from several ranks
+//   safewriter_add, _open, _put, _close                 write a file, also from several ranks
 //
 // A file has three parts: the header's length (8 bytes, little-endian); the header, JSON with the
 // dtype, the shape and the byte range of each tensor; the bytes of all tensors, without gaps.
@@ -283,11 +283,6 @@ static bool safewriter_open(SafeWriter *w, const char *path) {
     return !w->failed;
 }
 
-// Sends to the disk what safewriter_put() has written. All writers except writer 0 call it.
-static void safewriter_flush(SafeWriter *w) {
-    if (!w->failed && fsync(fileno(w->file)) != 0) safewriter_fail(w);
-}
-
 // Closes the file, and frees the writer. Writer 0 also checks that all declared bytes were written,
 // sends them to the disk, and renames the file. Returns false, with the first error in err, if any
 // call since safewriter_open() failed: then an older file is unchanged.
@@ -296,8 +291,8 @@ static bool safewriter_close(SafeWriter *w, Error *err) {
         w->failed = !error_set(&w->err, "%s: %llu of %llu bytes were written", w->path,
                                (unsigned long long)w->sums[0], (unsigned long long)w->total);
     if (w->writer > 0 && w->file != NULL) fclose(w->file);
-    else if (!w->failed) w->failed = !replace_close(w->file, w->path, &w->err);
-    else if (w->file != NULL) replace_close(w->file, w->path, NULL);
+    else if (w->file != NULL)
+        w->failed = !replace_close(w->file, w->path, w->failed ? NULL : &w->err);
     for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
     free(w->tensors);
     free(w->sums);
