@@ -281,11 +281,11 @@ static void run_open_data(Run *r) {
         r->train_view = data_view(&r->data, 0, cut);
         r->val_view = data_view(&r->data, cut, all);
         r->train = loader_make(&r->train_view, r->T, o->seed, true);
-        loader_check(&r->train);
+        loader_check(&r->train, o->data);
     }
     if (!r->asks)
         r->val = loader_make(o->val != NULL ? &r->val_data : &r->val_view, r->T, o->seed, false);
-    if (!r->asks && o->val != NULL) loader_check(&r->val);
+    if (!r->asks && o->val != NULL) loader_check(&r->val, o->val);
     const uint64_t hash = hash_word(r->task ? r->task_train.count : r->train_view.tokens,
                                     r->task ? task_hash(&r->task_all) : data_hash(&r->data));
     if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0)
