@@ -224,8 +224,8 @@ static void replace_name(char out[PATH_MAX], const char *path) {
 static FILE *replace_open(const char *path, Error *err) {
     char temporary[PATH_MAX];
     replace_name(temporary, path);
-    unlink(temporary);  // PATH.tmp may be a link to a file that must not be written
-    FILE *f = fopen(temporary, "wbx");
+    // PATH.tmp may be a link to a file that must not be written.
+    FILE *f = unlink(temporary) == 0 || errno == ENOENT ? fopen(temporary, "wbx") : NULL;
     if (f == NULL) error_set(err, "cannot write %.400s: %s", path, strerror(errno));
     return f;
 }

@@ -3,7 +3,6 @@
 // of it. (What the trainer writes, and a full disk: test_timeline.cu, test_cli_offload.sh; the
 // tool's files: test_tools.sh.)
 #include "../../../tide/plan/trace.h"
-#include <sys/resource.h>
 #include <sys/wait.h>
 #define main timeline_main
 #include "../../timeline.c"
@@ -90,30 +89,21 @@ static void file_says_what_happened(void) {
           && strstr(err.text, "cannot write /dev/full: No space") != NULL, "%s", err.text);
 }
 
-// Limits how long a file may get, as a disk that is full does; -1: no limit.
-static void files_end_at(long bytes) {
-    struct rlimit limit;
-    getrlimit(RLIMIT_FSIZE, &limit);
-    limit.rlim_cur = bytes < 0 ? limit.rlim_max : (rlim_t)bytes;
-    setrlimit(RLIMIT_FSIZE, &limit);
-}
-
 // Where the disk is full, the trace is what it was at the last flush.
 static void a_full_disk_leaves_whole_steps(void) {
     TraceFile t;
     size_t n, all = 0;
-    signal(SIGXFSZ, SIG_IGN);
-    for (long more = 0; more < 900; more += more < 9 ? 1 : 100)
+    for (size_t more = 0; more < 900; more += more < 9 ? 1 : 100)
         for (int step = 0; step < 2; step++) {
             CHECK(trace_open(&t, path, &err), "%s", err.text);
             if (step == 1) span(&t, 0, "first", 1, 1, 2, 3);
             if (step == 1) CHECK(trace_flush(&t, &err), "%s", err.text);
             char *before = file_read(path, &n, &err);
-            files_end_at((long)n + more);
+            limit_file_size(n + more);
             for (int i = 0; i < 99; i++) span(&t, 0, "more", 1, 1, 2, 3);
             const bool flushed = step == 1 ? trace_flush(&t, &err) : trace_close(&t, &err);
             CHECK(!flushed && t.file == NULL && strstr(err.text, "File too large"), "%s", err.text);
-            files_end_at(-1);
+            limit_file_size(0);
             char *after = file_read(path, &all, &err);
             CHECK(all == n && memcmp(before, after, n) == 0, "%zu of %zu bytes", all, n);
             free(before);
