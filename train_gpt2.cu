@@ -846,7 +846,7 @@ template <> int train<PRECISION>(Run *r) {
     GPT2 *g = gpt2_new();
     const Options *o = &r->o;
     const size_t planned = gpt2_open(g, r);
-    if (o->plan) return 0;
+    if (o->plan) return print_end();
     const size_t available = gpu_available();
     gpt2_allocate(g);
     const size_t taken = available - gpu_available();
@@ -858,18 +858,16 @@ template <> int train<PRECISION>(Run *r) {
     if (o->dump != NULL) return gpt2_dump(g, r);
     if (o->steps == 0) return run_without_steps(r, gpt2_eval, gpt2_next, g);
 
+    if (g->offloaded && g->training) host_describe(&g->host);
+    size_t step = run_begin(r, device_peak(sizeof(floatX) == sizeof(float)) * (double)r->world);
     const char *trace = r->rank == 0 ? o->trace : NULL;
     if (g->offloaded || g->zero != NULL || trace != NULL) timeline_open(&g->timeline, trace);
-    if (g->offloaded && g->training) host_describe(&g->host);
     if (trace != NULL) {  // memory of constant size; spans show all other memory
         const size_t state = g->pieces.elements[PIECE_RESIDENT] * g->piece_bytes[PIECE_RESIDENT];
-        trace_counter(&g->timeline.trace, "memory", "weights", 0,
-                      (double)(g->param_elements * sizeof(floatX)));
-        trace_counter(&g->timeline.trace, "memory", "resident state", 0,
-                      g->training ? (double)state : 0);
+        trace_memory(&g->timeline.trace, "weights", g->param_elements * sizeof(floatX));
+        trace_memory(&g->timeline.trace, "resident state", g->training ? state : 0);
     }
-    const double peak = device_peak(sizeof(floatX) == sizeof(float)) * (double)r->world;
-    for (size_t step = run_begin(r, peak); run_goes_on(r, step); step++) {
+    for (; run_goes_on(r, step); step++) {
         StepResult result = train_step(g, r, step);
         tune_print(&g->lt.tune);
         run_log_step(r, step, &result);
@@ -878,9 +876,9 @@ template <> int train<PRECISION>(Run *r) {
         if (run_wants_save(r, step)) save(g, r);
     }
     save(g, r);
-    timeline_close(&g->timeline);
     const int code = run_end(r);
     printf("GPU memory: %.1f MiB taken, planned %.1f MiB\n", mib(taken), mib(planned));
+    timeline_close(&g->timeline);
     gpt2_free(g);
     return code;
 }

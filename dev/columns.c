@@ -293,7 +293,7 @@ int main(int argc, char **argv) {
     program_begin();
     for (int i = 1; i < argc; i++) {
         const char *arg = argv[i];
-        if (strcmp(arg, "--help") == 0) { fputs(help, stdout); return 0; }
+        if (strcmp(arg, "--help") == 0) return tool_help(help);
         if (strncmp(arg, "--", 2) == 0) die("no such option: %s (see --help)", arg);
         argv[count++] = argv[i];
     }

@@ -53,8 +53,8 @@ static void read_table(Table *t, FILE *f, const char *path, bool stack) {
     if (ferror(f) || strlen(t->text) != n) die("%s: not a text that can be read", path);
     t->numbers = true;
     char *lines = NULL;
-    for (char *line = strtok_r(t->text, "\n", &lines); line != NULL;
-         line = strtok_r(NULL, "\n", &lines), row++) {
+    for (char *line = strtok_r(t->text, "\r\n", &lines); line != NULL;
+         line = strtok_r(NULL, "\r\n", &lines), row++) {
         size_t column = 0;
         double sum = 0, *cells = row > 0 ? t->cells[row - 1] : NULL;
         if (row > MOST_ROWS) die("%s: more than %d rows", path, MOST_ROWS);
@@ -65,8 +65,8 @@ static void read_table(Table *t, FILE *f, const char *path, bool stack) {
             if (row == 0) t->names[column] = cell;
             else if (column == 0) t->labels[row - 1] = cell;
             else if (!is_number(cell, &cells[column - 1])) cells[column - 1] = NAN;
-            if (row > 0 && column > 0 && cells[column - 1] < 0)
-                die("%s: row %zu has %s, which is negative", path, row, cell);
+            if (row > 0 && column > 0 && (cells[column - 1] < 0 || cells[column - 1] > 1e30))
+                die("%s: row %zu has %s, which is negative or above 1e30", path, row, cell);
             if (row > 0 && column > 0) {
                 const double x = isnan(cells[column - 1]) ? 0 : cells[column - 1];
                 t->count += !isnan(cells[column - 1]);
@@ -82,7 +82,9 @@ static void read_table(Table *t, FILE *f, const char *path, bool stack) {
         if (column - 1 != t->columns)
             die("%s: row %zu has %zu cells, and there are %zu columns", path, row, column,
                 t->columns + 1);
-        if (row > 0) t->numbers &= is_number(t->labels[row - 1], &t->x[row - 1]);
+        if (row > 0)
+            t->numbers &= is_number(t->labels[row - 1], &t->x[row - 1])
+                && fabs(t->x[row - 1]) <= 1e30;
     }
     if (t->count == 0) die("%s: there is nothing to draw", path);
     if (t->top == 0) t->top = 1;
@@ -221,7 +223,7 @@ int main(int argc, char **argv) {
     program_begin();
     for (int i = 1; i < argc; i++) {
         const char *s = argv[i];
-        if (strcmp(s, "--help") == 0) { fputs(help, stdout); return 0; }
+        if (strcmp(s, "--help") == 0) return tool_help(help);
         if (strcmp(s, "--lines") == 0 || strcmp(s, "--stack") == 0) { kind = s[2]; continue; }
         if (*s != '-') {
             if (in != NULL) die("one file too many: %s", s);

@@ -474,7 +474,7 @@ int main(int argc, char **argv) {
     program_begin();
     for (int i = 1; i < argc; i++) {
         const char *s = argv[i];
-        if (strcmp(s, "--help") == 0) { fputs(help, stdout); return 0; }
+        if (strcmp(s, "--help") == 0) return tool_help(help);
         if (strcmp(s, "--memory") == 0) { memory = true; continue; }
         if (*s != '-') {
             if (in != NULL) die("one file too many: %s", s);

@@ -3,6 +3,7 @@
 //     tool_number()               a number of the command line
 //     tool_check_kind()           a file that is no such input at all is named
 //     tool_open(), tool_close()   the output: whole, or not there
+//     tool_help()                 prints the help
 #ifndef TIDE_TOOL_H
 #define TIDE_TOOL_H
 #include "../tide/base/util.h"
@@ -56,7 +57,10 @@ static FILE *tool_open(const char *out) {
 
 static void tool_close(FILE *f, const char *out) {
     Error err;
-    if (out != NULL && path_is_file(out)) {
+    const int why = errno;  // why an earlier write failed
+    const bool file = out != NULL && path_is_file(out);
+    errno = why;
+    if (file) {
         if (!replace_close(f, out, &err)) fail("%s", err.text);
         return;
     }
@@ -64,6 +68,13 @@ static void tool_close(FILE *f, const char *out) {
     if (out != NULL) ok = fclose(f) == 0 && ok;
     if (!ok) fail("cannot write %s: %s", out != NULL ? out : "to the standard output",
                   strerror(errno));
+}
+
+// Prints the help. Returns the exit code, 0.
+static int tool_help(const char *text) {
+    fputs(text, stdout);
+    tool_close(stdout, NULL);
+    return 0;
 }
 
 #endif

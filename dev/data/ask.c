@@ -60,10 +60,8 @@ static size_t examples(const char *name, char *text, size_t n, size_t number, Js
 int main(int argc, char **argv) {
     Error err;
     size_t n = 0;
-    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
-        fputs(usage_text, stdout);
-        return 0;
-    }
+    program_begin();
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) return tool_help(usage_text);
     const bool counts = argc == 3 && strcmp(argv[2], "count") == 0;
     if (argc != 4 && !counts) die("usage: ask FILE N prompt|user|system|answers, or ask FILE count");
     const size_t number = counts ? 0 : (size_t)tool_number("N", argv[2], 1, 1e9, true);

@@ -51,7 +51,7 @@ static bool statement(bool good) {
 
 int main(int argc, char **argv) {
     program_begin();
-    if (argc == 2 && strcmp(argv[1], "--help") == 0) { fputs(usage_text, stdout); return 0; }
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) return tool_help(usage_text);
     text = argc == 4 && strcmp(argv[3], "--text") == 0;
     const bool shape = argc == 3 || text;
     if (!shape) { fputs(usage_text, stderr); return 2; }

@@ -43,10 +43,7 @@ static void print_document(const Tokenizer *t, const int32_t *inputs, const int3
 
 int main(int argc, char **argv) {
     static Run run, *r = &run;
-    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
-        fputs(usage_text, stdout);
-        return 0;
-    }
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) return tool_help(usage_text);
     if (argc < 3) die("usage: rows N OPTION..., with options of ./train_gpt2");
     const size_t rows = (size_t)tool_number("N", argv[1], 1, 1e6, true);
     argv[1] = argv[0];
@@ -74,5 +71,6 @@ int main(int argc, char **argv) {
             print_document(r->tokenizer, inputs + at, targets + at, n);
         }
     }
+    tool_close(stdout, NULL);
     return 0;
 }

@@ -264,7 +264,7 @@ int main(int argc, char **argv) {
     program_begin();
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i];
-        if (strcmp(a, "--help") == 0) { fputs(usage_text, stdout); return 0; }
+        if (strcmp(a, "--help") == 0) return tool_help(usage_text);
         if (strncmp(a, "--", 2) != 0) { argv[1 + files++] = argv[i]; continue; }
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         const bool known = strcmp(a, "--tokenizer") == 0 || strcmp(a, "--out") == 0
@@ -319,10 +319,10 @@ int main(int argc, char **argv) {
         output_flush(train);
         output_flush(val);
         if (train->total + val->total == 0) die("no text in the given files");
-        whole = true;
         printf("%zu documents, %zu tokens for training, %zu held out\n",
                train->documents + val->documents, train->total, val->total);
         tool_close(stdout, NULL);
+        whole = true;
         free(lines);
         free(train->tokens);
         free(val->tokens);

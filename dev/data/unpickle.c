@@ -567,7 +567,7 @@ int main(int argc, char **argv) {
     SafeWriter w;
     Error err;
     program_begin();
-    if (argc == 2 && strcmp(argv[1], "--help") == 0) { fputs(usage_text, stdout); return 0; }
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) return tool_help(usage_text);
     if (argc < 3) { fputs(usage_text, stderr); return 2; }
     output_check("OUT", argv[1]);
     for (int i = 2; i < argc; i++) {

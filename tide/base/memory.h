@@ -114,11 +114,11 @@ static void plan_print(const char *place, const Buffer *list, int n, size_t tota
 }
 
 // Formats bytes as in that table: "67.15 GiB", "812.3 MiB". Rounds up, or to the nearest.
-static Count size_text(size_t bytes, bool up) {
+static NumberText size_text(size_t bytes, bool up) {
     const bool large = bytes >> 30 > 0;
     const double step = large ? (1 << 30) / 100.0 : (1 << 20) / 10.0, n = (double)bytes / step;
     const double whole = (double)(size_t)n;
-    Count c;
+    NumberText c;
     snprintf(c.text, sizeof c.text, large ? "%.2f GiB" : "%.1f MiB",
              (up && whole < n ? whole + 1 : n) / (large ? 100 : 10));
     return c;

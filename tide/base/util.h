@@ -11,7 +11,7 @@
 //     replace_open(), replace_close()              replace a whole file at once
 //     text_open(), text_close()                    a text in memory, written like a file
 //     path_join(), path_exists(), ..               names of files
-//     program_begin()                              sets up output, and signals of broken files
+//     program_begin(), print_end()                 set up output and signals; check the output
 //     output_check()                               refuses an output that exists
 //     file_map(), file_read(), text_read()         map or read a whole file; one that must be text
 //     file_kind()                                  recognises a format by a file's first bytes
@@ -146,6 +146,12 @@ static void end_program(int code, const char *format, ...) {
 #define die(...) end_program(2, __VA_ARGS__)
 #define fail(...) end_program(1, __VA_ARGS__)
 
+// Ends the program if what it has printed could not be written; else returns 0.
+static int print_end(void) {
+    if (fflush(stdout) != 0 || ferror(stdout)) fail("cannot print: %s", strerror(errno));
+    return 0;
+}
+
 static double mib(size_t bytes) { return (double)bytes / (1 << 20); }
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
@@ -194,9 +200,9 @@ static double seconds_now(void) {
 }
 
 // Formats a number of parameters for people: "0.42 M", "12.85 G".
-typedef struct { char text[24]; } Count;
-static Count count_text(double n) {
-    Count c;
+typedef struct { char text[32]; } NumberText;
+static NumberText count_text(double n) {
+    NumberText c;
     snprintf(c.text, sizeof c.text, "%.4g %c", n * (n < 1e9 ? 1e-6 : 1e-9), n < 1e9 ? 'M' : 'G');
     return c;
 }
@@ -218,8 +224,8 @@ static void replace_name(char out[PATH_MAX], const char *path) {
 static FILE *replace_open(const char *path, Error *err) {
     char temporary[PATH_MAX];
     replace_name(temporary, path);
-    unlink(temporary);  // PATH.tmp may be a link to a file that must not be written
-    FILE *f = fopen(temporary, "wbx");
+    // PATH.tmp may be a link to a file that must not be written.
+    FILE *f = unlink(temporary) == 0 || errno == ENOENT ? fopen(temporary, "wbx") : NULL;
     if (f == NULL) error_set(err, "cannot write %.400s: %s", path, strerror(errno));
     return f;
 }

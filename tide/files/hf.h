@@ -676,8 +676,6 @@ static void tensors_put(SafeWriter *file, const GPT2Config *c, const GPT2Table *
 }
 
 // A number as text, with 15 digits. A whole number ends with ".0", so that readers take a float.
-typedef struct { char text[32]; } NumberText;
-
 static NumberText number_text(double value) {
     NumberText t;
     const bool whole = value == floor(value) && value < 1e9;
@@ -773,14 +771,17 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     if (f == NULL) return false;
     config_write(f, c, bf16, ends, origin);
     // The new config.json is flushed before the weights are replaced: new weights may need it.
+<<<<<<< HEAD
     if (fflush(f) != 0) return replace_close(f, config, err);
+=======
+    if (fflush(f) != 0 || ferror(f)) return replace_close(f, config, err);
+    memset(&out, 0, sizeof out);
+>>>>>>> h_n4
     tensors_add(&out, c, t, "", bf16 ? ST_BF16 : ST_F32);
     safewriter_open(&out, weights);
     tensors_put(&out, c, t, state, 0, 0);
-    if (safewriter_close(&out, err))
-        return replace_close(f, config, err) && directory_sync(dir, err);
-    replace_close(f, config, NULL);
-    return false;
+    const bool saved = safewriter_close(&out, err);
+    return replace_close(f, config, saved ? err : NULL) && directory_sync(dir, err);
 }
 
 // Writes a reference dump: inputs and results of a forward and backward pass, which any framework

@@ -3,7 +3,7 @@
 //   safetensors_open, safetensors_parse, safetensors_close  open a file; one in memory; close
 //   safetensors_find, safetensor_floats                 find a tensor; read its elements as fp32
 //   safetensor_release                                  frees the pages of a tensor already read
-//   safewriter_add, _open, _put, _flush, _close         write a file, also from several ranks
+//   safewriter_add, _open, _put, _close                 write a file, also from several ranks
 //
 // A file has three parts: the header's length (8 bytes, little-endian); the header, JSON with the
 // dtype, the shape and the byte range of each tensor; the bytes of all tensors, without gaps.
@@ -261,6 +261,7 @@ static void safewriter_open(SafeWriter *w, const char *path) {
     }
 }
 
+<<<<<<< HEAD
 // Sends to the disk what safewriter_put() has written. All writers except writer 0 call it.
 static void safewriter_flush(SafeWriter *w) {
     if (!w->failed && fsync(fileno(w->file)) != 0) safewriter_fail(w);
@@ -269,10 +270,19 @@ static void safewriter_flush(SafeWriter *w) {
 // Closes the file, and frees the writer. Writer 0 also sends the file to the disk, and renames it.
 // Returns false, with the first error in err, if any call since safewriter_open() failed: then an
 // older file is unchanged.
+=======
+// Closes the file, and frees the writer. Writer 0 also checks that all declared bytes were written,
+// sends them to the disk, and renames the file. Returns false, with the first error in err, if any
+// call since safewriter_open() failed: then an older file is unchanged.
+>>>>>>> h_n4
 static bool safewriter_close(SafeWriter *w, Error *err) {
     if (w->writer > 0 && w->file != NULL) fclose(w->file);
     else if (w->file != NULL)
         w->failed = !replace_close(w->file, w->path, w->failed ? NULL : &w->err);
+<<<<<<< HEAD
+=======
+    for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
+>>>>>>> h_n4
     free(w->tensors);
     free(w->header);
     free(w->sums);

@@ -543,11 +543,10 @@ static size_t settle(GPT2 *g, Run *r) {
         const bool draw = o->plan && o->trace != NULL;
         TraceFile trace = {NULL, NULL, 0};
         Error err;
-        if (draw && !trace_open(&trace, o->trace, &err)) die("%s", err.text);
-        const Prediction pred = gpt2_rehearse(g, r, &rates, &trace);
+        if (draw && !trace_open(&trace, o->trace, &err)) fail("%s", err.text);
+        g->predicted = gpt2_rehearse(g, r, &rates, &trace);
         if (draw && !trace_close(&trace, &err)) fail("%s", err.text);
-        plan_print_time(&rates, &run, &pred);
-        g->predicted = pred;
+        plan_print_time(&rates, &run, &g->predicted);
     } else if (o->plan && r->training) {
         printf("for the time of a step, describe the machine: --rates FILE\n");
     }
@@ -573,12 +572,11 @@ static int calibrate(const Run *r, const Steps *steps) {
     if (ranks.rank > 0) return 0;
     rates_write(stdout, &rates);
     host_queue_close(&queue);
-    if (o->rates == NULL) return 0;
+    if (o->rates == NULL) return print_end();
     Error err;
     FILE *f = replace_open(o->rates, &err);
-    if (f == NULL) die("%s", err.text);
-    rates_write(f, &rates);
-    if (!replace_close(f, o->rates, &err)) fail("%s", err.text);
+    if (f != NULL) rates_write(f, &rates);
+    if (f == NULL || !replace_close(f, o->rates, &err)) fail("%s", err.text);
     return 0;
 }
 

@@ -30,12 +30,12 @@ typedef struct Timeline {
     double base_at;           // the time of `base` in seconds since opening
 } Timeline;
 
-// Opens a timeline on the current GPU. file: the trace's, or NULL. Dies if the file cannot be made.
+// Opens a timeline on the current GPU. file: the trace's, or NULL. Fails if it cannot be made.
 static void timeline_open(Timeline *t, const char *file) {
     Error err;
     memset(t, 0, sizeof *t);
     t->doing = -1;
-    if (file != NULL && !trace_open(&t->trace, file, &err)) die("%s", err.text);
+    if (file != NULL && !trace_open(&t->trace, file, &err)) fail("%s", err.text);
     CUDA(cudaEventCreate(&t->base));
     CUDA(cudaEventRecord(t->base, 0));
     CUDA(cudaEventSynchronize(t->base));
@@ -114,17 +114,16 @@ static void timeline_read(Timeline *t, TimelineHalf *h) {
 
 // Begins a step; called once per step. Reads the spans of the step before the last one, if they are
 // complete: sets t->done to their counters, and writes them to the file. If the file cannot be
-// written, prints an error and goes on without it.
+// written, prints a warning and goes on without it.
 static void timeline_step(Timeline *t, size_t step) {
     Error err;
     if (t->base == NULL) return;
     t->now = 1 - t->now;
     timeline_read(t, &t->half[t->now]);
     t->half[t->now].step = step;
-    if (t->trace.file != NULL && !trace_flush(&t->trace, &err)) {  // training goes on
-        fprintf(stderr, "tide: %s: the trace ends with step %zu\n", err.text, t->done.step);
-        (void)trace_close(&t->trace, &err);
-    }
+    if (t->trace.file != NULL && !trace_flush(&t->trace, &err))  // training goes on
+        fprintf(stderr, "tide: warning: %s: the trace ends before step %zu\n", err.text,
+                t->done.step);
 }
 
 // Writes how long GPU, CPU and link were busy in the newest step that was read, as JSON members.
@@ -135,15 +134,16 @@ static void timeline_log(const Timeline *t, char *json, size_t n) {
              1e3 * s[USES_D2H]);
 }
 
-// Reads the last spans, ends the file, frees memory. t->done gets the last step's counters.
+// Reads the last spans, ends the file, frees memory. t->done gets the last step's counters. Ends
+// the program if the file is not whole.
 static void timeline_close(Timeline *t) {
-    Error err;
+    Error err = {"--trace lacks the last steps"};
     if (t->base == NULL) return;
     CUDA(cudaDeviceSynchronize());
     timeline_read(t, &t->half[1 - t->now]);
     timeline_read(t, &t->half[t->now]);
-    if (t->trace.file != NULL && !trace_close(&t->trace, &err))
-        fprintf(stderr, "tide: %s\n", err.text);
+    if (t->trace.path != NULL && (t->trace.file == NULL || !trace_close(&t->trace, &err)))
+        fail("%s", err.text);
     for (const TimelineHalf *h = t->half; h < t->half + 2; h++) {
         for (int i = 0; i < h->made; i++) {
             CUDA(cudaEventDestroy(h->slot[i].begin));

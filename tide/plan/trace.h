@@ -1,10 +1,11 @@
 // trace.h: a timeline of the GPU's streams and the host. It is written as a file that Perfetto
 // (ui.perfetto.dev) and chrome://tracing open, and summed up for each step. No CUDA here.
-//   trace_open(), trace_span(), trace_counter(), trace_flush(), trace_close()   write the file
+//   trace_open(), trace_span(), trace_memory(), trace_flush(), trace_close()   write the file
 //   trace_counters()                                                            sums up a step
 #ifndef TIDE_TRACE_H
 #define TIDE_TRACE_H
 #include "../base/util.h"
+#include <stdio_ext.h>
 
 // A row for each stream of the trainer. FETCH, BACK, WEIGHTS and INPUTS_BACK copy over the link to
 // the GPU; LEAVE, FLUSH and INPUTS_OUT to the host.
@@ -111,29 +112,49 @@ typedef struct {
     FILE *file;
     const char *path;
     size_t step;  // the step of the next spans
+    long whole;   // bytes of the events that are flushed
 } TraceFile;
 
 // Rounds to whole nanoseconds, so that spans that touch each other also touch in the file.
 static double trace_microseconds(double seconds) { return round(1e9 * seconds) / 1e3; }
 
-static bool trace_error(const TraceFile *t, Error *err) {
-    return error_set(err, "cannot write %.400s: %s", t->path, strerror(errno != 0 ? errno : EIO));
+// Sets err, and closes the file, which then ends after the last flushed events.
+static bool trace_error(TraceFile *t, Error *err) {
+    error_set(err, "cannot write %.400s: %s", t->path, strerror(errno != 0 ? errno : EIO));
+    if (t->file == NULL) return false;
+    __fpurge(t->file);
+    if (t->whole > 0 && pwrite(fileno(t->file), "\n]}\n", 4, t->whole) == 4)
+        (void)!ftruncate(fileno(t->file), t->whole + 4);
+    fclose(t->file);
+    t->file = NULL;
+    return false;
+}
+
+// Flushes the events so far. The file is then complete until the next event is written. If the disk
+// is full, closes the file, and returns false, with the reason in err.
+static bool trace_flush(TraceFile *t, Error *err) {
+    const long end = ftell(t->file);
+    errno = 0;
+    fputs("\n]}\n", t->file);
+    fflush(t->file);
+    if (ferror(t->file) || fseek(t->file, end, SEEK_SET) != 0) return trace_error(t, err);
+    t->whole = end;
+    return true;
 }
 
 // Begins a trace file at `path`, which must stay valid, and names the rows, which are shown in the
 // order of their numbers. Replaces an older file. On failure returns false, with the reason in err.
 static bool trace_open(TraceFile *t, const char *path, Error *err) {
-    memset(t, 0, sizeof *t);
-    t->path = path;
-    t->file = fopen(path, "wb");
+    *t = (TraceFile){.file = fopen(path, "wb"), .path = path};
     if (t->file == NULL) return trace_error(t, err);
+    setvbuf(t->file, NULL, _IOFBF, 1 << 20);  // errno tells only why the last write failed
     fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"process_name\","
           "\"pid\":0,\"args\":{\"name\":\"tide\"}}", t->file);
     for (int row = 0; row < ROWS; row++)
         fprintf(t->file, ",\n{\"ph\":\"M\",\"pid\":0,\"name\":\"thread_name\",\"tid\":%d,\"args\":{"
                 "\"name\":\"%s\"}},\n{\"ph\":\"M\",\"pid\":0,\"name\":\"thread_sort_index\","
                 "\"tid\":%d,\"args\":{\"sort_index\":%d}}", row, trace_rows[row], row, row);
-    return true;
+    return trace_flush(t, err);
 }
 
 static void trace_span(TraceFile *t, const TraceSpan *s) {
@@ -148,31 +169,18 @@ static void trace_span(TraceFile *t, const TraceSpan *s) {
     fputs("}}", t->file);
 }
 
-// Writes that the value `what` of counter `name` is `value` from time `seconds` on.
-static void trace_counter(TraceFile *t, const char *name, const char *what, double seconds,
-                          double value) {
-    fprintf(t->file, ",\n{\"ph\":\"C\",\"pid\":0,\"name\":\"%s\",\"ts\":%.3f,\"args\":{"
-            "\"%s\":%.17g}}", name, trace_microseconds(seconds), what, value);
-}
-
-// Flushes the events so far. A file is then complete until the next event is written; a pipe gets
-// its end only by trace_close(). Returns false, with the reason in err, if the disk is full.
-static bool trace_flush(TraceFile *t, Error *err) {
-    const long end = ftell(t->file);
-    errno = 0;
-    if (end >= 0) fputs("\n]}\n", t->file);
-    fflush(t->file);
-    if (ferror(t->file)) return trace_error(t, err);
-    return end < 0 || fseek(t->file, end, SEEK_SET) == 0 || trace_error(t, err);
+// Writes how many bytes of memory something has, from the begin of the trace on.
+static void trace_memory(TraceFile *t, const char *what, size_t bytes) {
+    fprintf(t->file, ",\n{\"ph\":\"C\",\"pid\":0,\"name\":\"memory\",\"ts\":0,\"args\":{"
+            "\"%s\":%zu}}", what, bytes);
 }
 
 // Ends and closes the file. On failure returns false, with the reason in err.
 static bool trace_close(TraceFile *t, Error *err) {
-    errno = 0;
-    fputs("\n]}\n", t->file);
-    const bool torn = ferror(t->file) != 0, closed = fclose(t->file) == 0;
+    if (!trace_flush(t, err)) return false;
+    FILE *f = t->file;
     t->file = NULL;
-    return (closed && !torn) || trace_error(t, err);
+    return fclose(f) == 0 || trace_error(t, err);
 }
 
 #endif

@@ -151,7 +151,7 @@ static int run_without_steps(Run *r, RunLoss *loss, SampleNext *next, void *mode
         run_save_tokenizer(r, r->o.out);
         run_write(r, 0, false);
     }
-    if (fflush(stdout) != 0 || ferror(stdout)) fail("cannot print: %s", strerror(errno));
+    print_end();
     return stop_requested == 0 ? 0 : 128 + (int)stop_requested;
 }
 

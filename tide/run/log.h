@@ -83,14 +83,10 @@ static void log_close(Log *l) {
 static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
     char path[PATH_MAX] = "/dev/null";
     const char *term = getenv("TERM");
-    memset(l, 0, sizeof *l);
-    l->screen = stdout;
-    l->resumed = resume_step;
+    *l = (Log){.screen = stdout, .resumed = resume_step};
     l->terminal = isatty(STDOUT_FILENO) && (term == NULL || strcmp(term, "dumb") != 0);
-    if (dir != NULL) {
-        snprintf(l->dir, sizeof l->dir, "%s", dir);
-        path_join(path, dir, "log.jsonl");
-    }
+    snprintf(l->dir, sizeof l->dir, "%s", dir != NULL ? dir : "");
+    if (dir != NULL) path_join(path, dir, "log.jsonl");
     if (dir != NULL && path_exists(path)) {
         size_t n = 0;
         char *text = file_read(path, &n, err);
@@ -106,11 +102,14 @@ static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
     return true;
 }
 
-// Flushes the lines of a step. If the disk is full, the run goes on, and the log lacks lines: a
-// part of a line is removed, and a warning names the first missing step.
+// Flushes the lines of a step. If the disk is full or the file is gone, the run goes on, and the
+// log lacks lines: a part of a line is removed, and a warning names the first missing step.
 static void log_flush(Log *l, size_t step) {
+    struct stat s;
     fflush(l->screen);
-    const bool ok = fflush(l->file) == 0 && !ferror(l->file);
+    errno = ENOENT;  // stays so if the file was removed
+    const bool ok = fflush(l->file) == 0 && !ferror(l->file)
+                 && fstat(fileno(l->file), &s) == 0 && s.st_nlink > 0;
     if (ok) l->whole = ftello(l->file);
     else if (!l->failing)
         fprintf(stderr, "tide: warning: %s/log.jsonl cannot be written (%s): it lacks step %zu, "

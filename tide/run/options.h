@@ -585,7 +585,7 @@ static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
     if (o->help) options_help(stdout, argv[0], o->help_all);
     else if (o->version) printf("tide.c %s (%s, %s)\n", TIDE_VERSION, gpu_build ? "GPU" : "CPU",
                                 CPU_VECTORS);
-    if (o->help || o->version) exit(fflush(stdout) == 0 ? 0 : 1);
+    if (o->help || o->version) exit(print_end());
     options_default(o);
     if (o->dump != NULL && o->resume)
         die("--dump shows the first step of a run: leave out --resume, or load the weights with "

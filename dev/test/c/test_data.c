@@ -308,14 +308,14 @@ static void test_permutation_is_random(void) {
 
 static void test_loader_errors(void) {
     static const struct { size_t counts[3], T; const char *words; } rows[] = {
-        {{1, 0, 0}, 1, "nothing to train on or to evaluate: 1 token"},
+        {{1, 0, 0}, 1, "t: nothing to train on or to evaluate: 1 token"},
         {{5, 9, 7}, 9, "--seq 8 or less"}, {{5, 9, 7}, 8, NULL}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const TokenData d = numbered(rows[i].counts, 3);
         const Loader l = loader_make(d, rows[i].T, 1, true);
         CHECK((l.sequences > 0) == (rows[i].words == NULL), "%zu: %zu", i, l.sequences);
-        if (rows[i].words == NULL) loader_check(&l);
-        else CHECK(DIES_WITH(rows[i].words, loader_check(&l)), "%zu", i);
+        if (rows[i].words == NULL) loader_check(&l, "t");
+        else CHECK(DIES_WITH(rows[i].words, loader_check(&l, "t")), "%zu", i);
     }
     // A token that the model does not know is named, with its place in the file.
     int32_t inputs[16], targets[16];

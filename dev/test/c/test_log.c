@@ -97,8 +97,14 @@ static void a_full_disk_costs_lines(void) {
           && entries_in(base) == 3, "the old files are gone, or a temporary one is left");
     step(103, 199, 1);
     CHECK(!l.failing && file_has("log.jsonl", "}\n{\"step\":103,"), "there is room again");
-    end();
     unlink(in_base("log.jsonl"));
+    said = SAYS(step(104, 199, 1));
+    CHECK(strstr(said, "log.jsonl cannot be written (No such file or directory): it lacks step 104")
+          != NULL, "%s", said);
+    make_directories(in_base("loss.svg.tmp"));
+    CHECK(!log_plot(&l, &err) && strstr(err.text, "loss.svg: Is a directory") != NULL, "%s",
+          err.text);
+    end();
     make_directories(in_base("log.jsonl"));
     CHECK(!log_open(&l, base, 5, &err) && strstr(err.text, "regular"), "%s", err.text);
 }

@@ -20,6 +20,12 @@ static void span(TraceFile *t, int row, const char *name, size_t number, double 
     trace_span(t, &s);
 }
 
+static void counter_at(TraceFile *t, const char *name, const char *what, double seconds,
+                       double value) {
+    fprintf(t->file, ",\n{\"ph\":\"C\",\"pid\":0,\"name\":\"%s\",\"ts\":%.3f,\"args\":{"
+            "\"%s\":%.17g}}", name, trace_microseconds(seconds), what, value);
+}
+
 // Spans are in any order. A wait is backward's if backward follows, and no work.
 static void counters_of_a_step(void) {
     const TraceSpan s[] = {
@@ -63,7 +69,7 @@ static void file_says_what_happened(void) {
     // An hour in, what touches after nanoseconds still touches, and the digits are there.
     span(&t, 0, "a", TRACE_NONE, 3600.0000001234, 3600.0000005678, 0);
     span(&t, 0, "b", TRACE_NONE, 3600.0000005678, 3600.0000009, 0);
-    trace_counter(&t, "memory", "weights", 0.5, 8589934593.0);
+    trace_memory(&t, "weights", 8589934593);
     CHECK(trace_close(&t, &err), "%s", err.text);
     char *text = file_read(path, &n, &err), *want = quoted(
         "{'ph':'X','pid':0,'name':'fetch','tid':3,'ts':1250000.000,'dur':250000.000,'args':{"
@@ -74,14 +80,35 @@ static void file_says_what_happened(void) {
         "'step':12}},\n"
         "{'ph':'X','pid':0,'name':'b','tid':0,'ts':3600000000.568,'dur':0.332,'args':{"
         "'step':12}},\n"
-        "{'ph':'C','pid':0,'name':'memory','ts':500000.000,'args':{'weights':8589934593}}\n]}\n");
+        "{'ph':'C','pid':0,'name':'memory','ts':0,'args':{'weights':8589934593}}\n]}\n");
     CHECK(n > strlen(want) && strcmp(text + n - strlen(want), want) == 0, "%s", text);
     free(text);
     free(want);
     if (access("/dev/full", W_OK) != 0) return;
-    CHECK(trace_open(&t, "/dev/full", &err), "%s", err.text);
-    CHECK(!trace_close(&t, &err) && strstr(err.text, "cannot write /dev/full: No space") != NULL,
-          "%s", err.text);
+    CHECK(!trace_open(&t, "/dev/full", &err) && t.file == NULL
+          && strstr(err.text, "cannot write /dev/full: No space") != NULL, "%s", err.text);
+}
+
+// Where the disk is full, the trace is what it was at the last flush.
+static void a_full_disk_leaves_whole_steps(void) {
+    TraceFile t;
+    size_t n, all = 0;
+    for (size_t more = 0; more < 900; more += more < 9 ? 1 : 100)
+        for (int step = 0; step < 2; step++) {
+            CHECK(trace_open(&t, path, &err), "%s", err.text);
+            if (step == 1) span(&t, 0, "first", 1, 1, 2, 3);
+            if (step == 1) CHECK(trace_flush(&t, &err), "%s", err.text);
+            char *before = file_read(path, &n, &err);
+            limit_file_size(n + more);
+            for (int i = 0; i < 99; i++) span(&t, 0, "more", 1, 1, 2, 3);
+            const bool flushed = step == 1 ? trace_flush(&t, &err) : trace_close(&t, &err);
+            CHECK(!flushed && t.file == NULL && strstr(err.text, "File too large"), "%s", err.text);
+            limit_file_size(0);
+            char *after = file_read(path, &all, &err);
+            CHECK(all == n && memcmp(before, after, n) == 0, "%zu of %zu bytes", all, n);
+            free(before);
+            free(after);
+        }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -164,13 +191,13 @@ static void picture_is_to_scale(void) {
 // is 0, 274 is 1.
 static void memory_is_stacked(void) {
     TraceFile t = trace_begin();
-    trace_counter(&t, "memory", "state", -2, 9e9);  // before the picture, and over
-    trace_counter(&t, "memory", "state", -1, 0);
-    trace_counter(&t, "memory", "weights", 0, 64 * 20);
-    trace_counter(&t, "memory", "state", 7.5, 64 * 60);  // a peak of less than a pixel
-    trace_counter(&t, "memory", "state", 7.500001, 64 * 10);
-    trace_counter(&t, "memory", "state", 8, 64 * 20);
-    trace_counter(&t, "host & disk", "weights", 1, 3 << 20);
+    counter_at(&t, "memory", "state", -2, 9e9);  // before the picture, and over
+    counter_at(&t, "memory", "state", -1, 0);
+    counter_at(&t, "memory", "weights", 0, 64 * 20);
+    counter_at(&t, "memory", "state", 7.5, 64 * 60);  // a peak of less than a pixel
+    counter_at(&t, "memory", "state", 7.500001, 64 * 10);
+    counter_at(&t, "memory", "state", 8, 64 * 20);
+    counter_at(&t, "host & disk", "weights", 1, 3 << 20);
     span(&t, ROW_COMPUTE, "forward", 0, 0, 0.5, 0);      // embeddings
     span(&t, ROW_COMPUTE, "forward", 1, 1, 1.5, 64 * 30);
     span(&t, ROW_COMPUTE, "forward", 2, 1.5, 2, 64 * 30);
@@ -222,7 +249,7 @@ static void bad_input_is_one_line(void) {
     TraceFile t = trace_begin();
     span(&t, 0, "forward", 0, 0, 1, 0);
     for (char name[2] = "a"; *name <= 'a' + MAX_CLASSES; name[0]++)
-        trace_counter(&t, "memory", name, 0, 1);
+        counter_at(&t, "memory", name, 0, 1);
     trace_end(&t);
     CHECK(timeline("") == 2 && strstr(said, "more than 16 classes") != NULL, "%s", said);
     t = trace_begin();
@@ -236,6 +263,7 @@ int main(void) {
     path = in_base("trace.json");
     RUN(counters_of_a_step);
     RUN(file_says_what_happened);
+    RUN(a_full_disk_leaves_whole_steps);
     RUN(picture_is_to_scale);
     RUN(memory_is_stacked);
     RUN(bad_input_is_one_line);

@@ -112,7 +112,8 @@ else
     echo "skip dump_in_transformers: no torch, or no transformers"
 fi
 
-for what in "--model whole --prompt x" "--model whole --data text.txt --steps 0"; do
+for what in "--model whole --prompt x" "--model whole --data text.txt --steps 0" "--help all" --version \
+    "--plan --model nano --rates rates.txt"; do
     check "a_full_screen_fails_${what#--model whole --}" sh -c "! '$tide' $what --out screen >/dev/full 2>screen.err &&
         grep -q 'cannot print' screen.err; rm -rf screen"
 done

@@ -93,8 +93,10 @@ check trace_has_memory sh -c 'grep -q "\"ph\":\"C\".*\"weights\":" trace.json &&
     for n in forward backward; do grep -q "\"name\":\"$n\".*\"number\":1,\"bytes\":" trace.json || exit 1; done'
 (trap '' XFSZ; ulimit -f 100; exec "$tide" $tiny --steps 40 --no-save --offload zero \
     --trace full.json --out full_trace) >full.out 2>full.err
-check disk_full_costs_the_trace_and_not_the_run test $? -eq 0 -a -s full_trace/loss.svg
-check disk_full_while_tracing_is_said grep -q 'cannot write full.json: .*ends with step' full.err
+check disk_full_costs_the_trace_and_not_the_run test $? -eq 1 -a -s full_trace/loss.svg
+check disk_full_while_tracing_is_said sh -c 'grep -q "cannot write full.json: .*ends before step" full.err &&
+    [ "$(tail -n 1 full.err)" = "tide: --trace lacks the last steps" ]'
+check and_leaves_whole_steps "$timeline" full.json -o full.svg
 
 # --- plans ---------------------------------------------------------------------------------------
 

@@ -74,7 +74,8 @@ make_files() {
     damaged large_numbers model.safetensors weights '\377\377\177\177'
     sed '20s/./x/' text.txt >edited.txt
     mkdir -p died adapter poor/proc poor/sys/fs/cgroup contained/sys/fs/cgroup merges_only
-    cp whole/log.jsonl whole/.lock died
+    cp whole/log.jsonl died
+    printf pro >died/.lock  # its disk was full
     echo '{}' >adapter/adapter_config.json
     printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n' >model.gguf
     "$cpu" $small --model mistral-7b --kv-heads 1 --steps 0 --out slides

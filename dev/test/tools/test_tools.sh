@@ -70,6 +70,25 @@ check closed_output sh -c '"$1" new pickled >&- && cmp new open' - "$unpickle"
 rm new
 "$tokenize" --out open text >/dev/null
 
+# A disk that is full: the file that could not be written is named, with the reason, and is not left.
+few="--layers 1 --heads 1 --channels 8 --context 64 --seq 64 --batch 1"
+(seq -f '{"ph":"X","name":"back","tid":%g,"ts":0,"dur":9}' 60 | tr '\n' ',' | sed 's/^/[/; s/,$/]/') >spans
+for kind in "$timeline spans" "$plot table"; do
+    # shellcheck disable=SC2086  # words
+    refuses "too_long: ${kind##*/}" 1 'cannot write new: File too large$' sh -c \
+        'why=$(ulimit -f 0; "$@" -o new 2>&1); code=$?; echo "$why" >&2; exit $code' - $kind
+done
+yes 'a line of a text that has many rows' | head -n 30 >long
+if [ -c /dev/full ]; then
+    for kind in "$timeline trace" "$plot table" "$reviews 9 1" "$rows 1 --data long $few" "$tokenize --out new text" \
+        "$tokenize --show open_train_000000.bin" "$top/build/ask lines.jsonl count" "$top/build/compare dump dump --all" \
+        "$top/build/columns dump" "$rows --help" "$top/build/ask --help"; do
+        # shellcheck disable=SC2086  # words
+        refuses "full: ${kind##*/}" 1 'cannot write to the standard output: No space' sh -c '"$@" >/dev/full' - $kind
+    done
+fi
+check nothing_is_left_of_them sh -c '! ls new* 2>/dev/null'
+
 # --- what is no input ----------------------------------------------------------------------------
 
 printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\n' >lfs
@@ -89,6 +108,12 @@ refuses tokenize_safetensors 2 'is a safetensors file' "$tokenize" --out new dum
 refuses tokenize_tokens 2 'token file' "$tokenize" --out new open_train_000000.bin
 refuses tokenize_zip 2 'archive' "$tokenize" --out new pickled
 refuses plot_no_table 2 'no tab' "$plot" text
+printf 'a\tb\n1\t1e308\n' >vast
+refuses plot_a_number_too_large 2 'vast: row 1 has 1e308, which is .* above 1e30' "$plot" vast
+printf 'a\tb\n1e308\t1\n-1e308\t2\n' >vast
+check plot_such_names sh -c '! "$1" vast --lines | grep -w "nan\|inf"' - "$plot"
+sed 's/$/\r/' table >dos
+check plot_lines_of_windows sh -c '"$1" table >a && "$1" dos | cmp a' - "$plot"
 
 # JSON lines are told by their names or by how they begin, and are never running text.
 "$tokenize" --out lines lines.jsonl >/dev/null
@@ -114,7 +139,6 @@ refuses whole_number 2 '"1.5" is not a whole number' "$tokenize" --show open_tra
 refuses nan_is_no_number 2 '"-nan" is not a number' "$tokenize" --out new --val -nan text
 # rows: a conversation as doc/chat.md shows it, documents of a packed row, running text
 sed -n 's/^    \({"messages": .*"The king."}]}\)$/\1/p' "$top/doc/chat.md" >talk
-few="--layers 1 --heads 1 --channels 8 --context 64 --seq 64 --batch 1"
 chat="$few --tokenizer $top/dev/test/fixtures/tokenizer/small-llama3 --data talk --val talk"
 # shellcheck disable=SC2086  # options are words
 {
