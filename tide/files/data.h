@@ -229,17 +229,10 @@ static void loader_check(const Loader *l, const char *name) {
     for (size_t i = 0; i < l->data.count; i++)
         if (l->data.segments[i].count > longest) longest = l->data.segments[i].count;
     if (l->sequences == 0 && longest < 2)
-<<<<<<< HEAD
-        die("there is nothing to train on or to evaluate: %zu tokens", l->data.tokens);
-    if (l->sequences == 0)
-        die("%zu tokens, at most %zu in one piece, are too few for --seq %zu; --seq %zu or less "
-            "works", l->data.tokens, longest, l->T, longest - 1);
-=======
-        die("%s: nothing to train on or to evaluate: %zu tokens", name, l->data->tokens);
+        die("%s: nothing to train on or to evaluate: %zu tokens", name, l->data.tokens);
     if (l->sequences == 0)
         die("%s: %zu tokens, at most %zu in one piece, are too few for --seq %zu; --seq %zu or "
-            "less works", name, l->data->tokens, longest, l->T, longest - 1);
->>>>>>> h_n4
+            "less works", name, l->data.tokens, longest, l->T, longest - 1);
 }
 
 // Maps index i of 0 .. n-1 to its place in the pseudorandom permutation of `key`. A Feistel network

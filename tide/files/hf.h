@@ -771,12 +771,7 @@ static bool model_save(const char *dir, const GPT2Config *c, const GPT2Table *t,
     if (f == NULL) return false;
     config_write(f, c, bf16, ends, origin);
     // The new config.json is flushed before the weights are replaced: new weights may need it.
-<<<<<<< HEAD
-    if (fflush(f) != 0) return replace_close(f, config, err);
-=======
     if (fflush(f) != 0 || ferror(f)) return replace_close(f, config, err);
-    memset(&out, 0, sizeof out);
->>>>>>> h_n4
     tensors_add(&out, c, t, "", bf16 ? ST_BF16 : ST_F32);
     safewriter_open(&out, weights);
     tensors_put(&out, c, t, state, 0, 0);

@@ -261,28 +261,13 @@ static void safewriter_open(SafeWriter *w, const char *path) {
     }
 }
 
-<<<<<<< HEAD
-// Sends to the disk what safewriter_put() has written. All writers except writer 0 call it.
-static void safewriter_flush(SafeWriter *w) {
-    if (!w->failed && fsync(fileno(w->file)) != 0) safewriter_fail(w);
-}
-
 // Closes the file, and frees the writer. Writer 0 also sends the file to the disk, and renames it.
 // Returns false, with the first error in err, if any call since safewriter_open() failed: then an
 // older file is unchanged.
-=======
-// Closes the file, and frees the writer. Writer 0 also checks that all declared bytes were written,
-// sends them to the disk, and renames the file. Returns false, with the first error in err, if any
-// call since safewriter_open() failed: then an older file is unchanged.
->>>>>>> h_n4
 static bool safewriter_close(SafeWriter *w, Error *err) {
     if (w->writer > 0 && w->file != NULL) fclose(w->file);
     else if (w->file != NULL)
         w->failed = !replace_close(w->file, w->path, w->failed ? NULL : &w->err);
-<<<<<<< HEAD
-=======
-    for (int i = 0; i < w->count; i++) free(w->tensors[i].name);
->>>>>>> h_n4
     free(w->tensors);
     free(w->header);
     free(w->sums);

@@ -265,33 +265,19 @@ static void run_open_data(Run *r) {
         die("examples need --tokenizer: %s", tokenizer_why.text);
     if (r->task || r->asks) run_open_task(r);
     if (texts) {
-<<<<<<< HEAD
         const size_t all = data.tokens, cut = o->val == NULL ? all - all / 10 : all;
         r->train = loader_make(data_view(&data, 0, cut), r->T, o->seed, true);
-        loader_check(&r->train);
+        loader_check(&r->train, o->data);
         if (o->val == NULL)
             r->val = loader_make(data_view(&data, cut, all), r->T, o->seed, false);
     }
     if (o->val != NULL && !r->asks) {
         r->val = loader_make(data_open(o->val, r->tokenizer), r->T, o->seed, false);
         data_check(&r->val.data, c->vocab);
-        loader_check(&r->val);
+        loader_check(&r->val, o->val);
     }
     const uint64_t hash = hash_word(r->task ? r->task_train.count : r->train.data.tokens,
                                     r->task ? task_hash(&r->task_all) : data_hash(&data));
-=======
-        const size_t all = r->data.tokens, cut = o->val == NULL ? all - all / 10 : all;
-        r->train_view = data_view(&r->data, 0, cut);
-        r->val_view = data_view(&r->data, cut, all);
-        r->train = loader_make(&r->train_view, r->T, o->seed, true);
-        loader_check(&r->train, o->data);
-    }
-    if (!r->asks)
-        r->val = loader_make(o->val != NULL ? &r->val_data : &r->val_view, r->T, o->seed, false);
-    if (!r->asks && o->val != NULL) loader_check(&r->val, o->val);
-    const uint64_t hash = hash_word(r->task ? r->task_train.count : r->train_view.tokens,
-                                    r->task ? task_hash(&r->task_all) : data_hash(&r->data));
->>>>>>> h_n4
     if (o->resume && o->data != NULL && hash != r->state.data_hash && r->rank == 0)
         fprintf(stderr, "tide: the data is not what this run began with: it goes on, but not with "
                         "the same bits\n");
@@ -308,7 +294,7 @@ static size_t run_val_rows(const Run *r) {
 // Returns a hash of the validation data, and of what of it is evaluated.
 static uint64_t run_val_hash(const Run *r) {
     const uint64_t parts[] = {run_val_rows(r), r->val.T,
-                              r->asks ? task_hash(&r->task_val) : data_hash(r->val.data)};
+                              r->asks ? task_hash(&r->task_val) : data_hash(&r->val.data)};
     return hash_bytes(parts, sizeof parts);
 }
 
