@@ -24,6 +24,7 @@
 
 #include "tide/cpu/adam_fast.h"
 #include "tide/cpu/attention.h"
+#include "tide/cpu/labels.h"
 #include "tide/run/evaluate.h"
 #include "tide/run/zen_run.h"
 #include "zo.h"
@@ -501,20 +502,19 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
     return n;
 }
 
-// Plans the buffers, prints the plan unless `quiet`, and allocates them. Ends the program if too
-// little memory is free. Returns the bytes of the plan, with `other`: those of the program and of a
-// text's tokens.
+// Plans the buffers, prints the plan unless `quiet`, and allocates them. Ends the program if memory
+// is too small. Returns the plan's bytes and `other`: those of the program and of a text's tokens.
 static size_t gpt2_allocate(GPT2 *g, size_t other, bool quiet) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);
-    const size_t available = memory_available();
     size_t bytes = 0;
     for (int i = 0; i < n; i++) bytes += list[i].bytes;
     list[n] = (Buffer){"data and program", other, NULL, BUFFER_ANY};
     if (!quiet) plan_print("CPU", list, n + 1, bytes + other, SIZE_MAX, 1);
-    if (bytes > available)
+    if (bytes > memory_available())
         die("this run needs %s more memory and %s are free%s", size_text(bytes, true).text,
-            size_text(available, false).text, g->max_B > 1 ? ": take a smaller --batch" : "");
+            size_text(memory_available(), false).text,
+            g->max_B > 1 ? ": take a smaller --batch" : "");
     for (int i = 0; i < n; i++)
         buffer_set(&list[i], alloc_or_fail(list[i].bytes, 1, list[i].purpose));
     if (g->config.rope.theta > 0)
@@ -644,46 +644,16 @@ static double gpt2_head(GPT2 *g, const int32_t *targets, float grad_scale, bool 
     return sum / (double)N;
 }
 
-// Computes head and loss for classification by label words (--labels), each one token: which of
-// them comes next at a given position of each sequence? The loss is the cross-entropy over the
-// logits of these words alone, as in MeZO (Malladi et al. 2023). where (B, 2): the position, and
-// the index of the right word. Adds to *right how often the right word is the likeliest. Returns
-// the mean loss of the sequences. With grad_scale = 1 / (sequences of the step), not 0, also
-// computes the gradients of the head and of its input.
+// Computes head and loss for classification by label words of one token each (tide/cpu/labels.h).
+// Returns the mean loss of the sequences. grad_scale is 1 / (sequences of the step), or 0.
 static double gpt2_classify(GPT2 *g, const int32_t *word, int words, const int32_t *where,
                             float grad_scale, bool accumulate, size_t *right) {
     const size_t C = config_embed(&g->config), size = g->table.tensors[g->table.lm_head].size;
-    const float *head = tensor(g, g->params, g->table.lm_head);
     float *dhead = grad_scale != 0 ? tensor(g, g->grads, g->table.lm_head) : NULL;
-    double sum = 0;
     if (grad_scale != 0) memset(g->dc, 0, g->B * g->T * C * sizeof(float));
     if (grad_scale != 0 && !accumulate) memset(dhead, 0, size * sizeof(float));
-    for (size_t b = 0; b < g->B; b++) {
-        const size_t at = (b * g->T + (size_t)where[2 * b]) * C;
-        const int label = where[2 * b + 1];
-        const float *x = g->ln_f + at;
-        float logit[TASK_LABELS] = {0}, max = -INFINITY, total = 0;
-        int best = 0;
-        for (int k = 0; k < words; k++) {
-            const float *w = head + (size_t)word[k] * C;
-            for (size_t c = 0; c < C; c++) logit[k] += x[c] * w[c];
-            max = fmaxf(max, logit[k]);
-            if (logit[k] > logit[best]) best = k;
-        }
-        for (int k = 0; k < words; k++) total += expf(logit[k] - max);
-        sum += logf(total) + max - logit[label];
-        *right += best == label;
-        for (int k = 0; k < words && grad_scale != 0; k++) {
-            const float d = (expf(logit[k] - max) / total - (float)(k == label)) * grad_scale;
-            const float *w = head + (size_t)word[k] * C;
-            float *dx = g->dc + at, *dw = dhead + (size_t)word[k] * C;
-            for (size_t c = 0; c < C; c++) {
-                dx[c] += d * w[c];
-                dw[c] += d * x[c];
-            }
-        }
-    }
-    return sum / (double)g->B;
+    return labels_loss(g->dc, dhead, g->ln_f, tensor(g, g->params, g->table.lm_head), word, words,
+                       where, grad_scale, g->B, g->T, C, right);
 }
 
 // Runs the backward pass of layer l. g->dx is the gradient of the residual stream: before the call

@@ -840,8 +840,10 @@ static int gpt2_dump(GPT2 *g, Run *r) {
     return run_dump(r, g->inputs, g->targets, g->begins, gpt2_loss(g), logits, grads);
 }
 
-template <int precision> int train(Run *r);  // each compilation of this file defines its own
-template <> int train<PRECISION>(Run *r) {
+int train_bf16(Run *r), train_fp32(Run *r), train_fp16(Run *r);
+
+// Trains, or does what other options ask for; returns the exit code. See TRAIN in gpt2.cuh.
+int TRAIN(Run *r) {
     if (r->o.calibrate) return calibrate(r, &trainer_steps);
     GPT2 *g = gpt2_new();
     const Options *o = &r->o;
@@ -889,9 +891,8 @@ int main(int argc, char **argv) {
     program_begin();
     cpu_wait_briefly(argv);
     run_open(&run, argc, argv, true);
-    const int p = run.o.precision, code = p == PRECISION_FP32 ? train<PRECISION_FP32>(&run)
-                                        : p == PRECISION_FP16 ? train<PRECISION_FP16>(&run)
-                                        : train<PRECISION_BF16>(&run);
+    const int p = run.o.precision, code = p == PRECISION_FP32 ? train_fp32(&run)
+                                        : p == PRECISION_FP16 ? train_fp16(&run) : train_bf16(&run);
     ranks_close();
     return code;
 }

@@ -138,7 +138,7 @@ TESTS = $(foreach o,$(on),$(call in,$(o),test_emu $(GPU_TESTS))) \
 # (With ALL=1 the whole emulated trainer; else one without fp16, which takes as long to compile as bf16.)
 build/emu/no_fp16.o: | cxx
 	@mkdir -p $(@D)
-	echo 'struct Run; template <int> int train(Run *); template <> int train<2>(Run *) { return 3; }' | $(CXX) -x c++ -c - -o $@
+	echo 'struct Run; int train_fp16(Run *) { return 3; }' | $(CXX) -x c++ -c - -o $@
 build/emu/train_gpt2emu: $(filter-out %_FP16.o,$(call trainer,emu)) build/emu/no_fp16.o $(emu_plain)
 	$(CXX) $(OPENMP) $(EXTRA) $^ -lpthread -o $@
 TEST_NEEDS = $(if $(filter 1,$(ALL)),,build/emu/)train_gpt2emu $(TOOLS) build/emu/bugs $(if $(word 2,$(on)),train_gpt2cu)

@@ -19,12 +19,16 @@
 #include "timeline.cuh"
 #include "../run/zen_run.h"
 
+// train_gpt2.cu is compiled once for each precision; each compilation defines its own TRAIN().
 #if defined(ENABLE_FP32)
 static const int PRECISION = PRECISION_FP32;
+#define TRAIN train_fp32
 #elif defined(ENABLE_FP16)
 static const int PRECISION = PRECISION_FP16;
+#define TRAIN train_fp16
 #else
 static const int PRECISION = PRECISION_BF16;
+#define TRAIN train_bf16
 #endif
 
 // The activations of one layer: pointers into GPT2's buffers. In post-norm layers (model.h), mid
