@@ -1,7 +1,7 @@
 // matmul.h: the matrix product, where a transformer on a CPU spends nine tenths of its time.
 //
-// gemm() and gemm_serial() compute the same product as fast as the machine allows, in panels and
-// register tiles. See doc/matmul.md.
+// gemm_plain() is the definition: three loops. gemm() and gemm_serial() compute the same product as
+// fast as the machine allows, in panels and register tiles. See doc/matmul.md.
 //
 // k is cut into blocks of KC. Within a block the products are summed from 0 in order of k; the
 // blocks' sums are added to the result in order. So the bits do not depend on MC, on the tile, on
@@ -71,7 +71,27 @@ static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 #define GEMM_MC ((size_t)1536)      // rows of A that are packed at once; a multiple of 8 MR
 
 // ---------------------------------------------------------------------------------------------
-// The product
+// The definition
+
+// Computes out (M, N) = op(A) (M, K) op(B) (K, N) + bias, or out += op(A) op(B) with `accumulate`.
+// A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b. All are
+// row-major; rows are lda, ldb, ldo elements apart. bias (N), or NULL, is added to each row, but
+// not with accumulate. Any size may be 0. out must not overlap A or B.
+static void gemm_plain(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
+                              const float *a, size_t lda, const float *b, size_t ldb,
+                              float *out, size_t ldo, const float *bias, bool accumulate) {
+    for (size_t m = 0; m < M; m++)
+        for (size_t n = 0; n < N; n++) {
+            float sum = 0.0f;
+            for (size_t k = 0; k < K; k++)
+                sum += (trans_a ? a[k * lda + m] : a[m * lda + k])
+                     * (trans_b ? b[n * ldb + k] : b[k * ldb + n]);
+            out[m * ldo + n] = sum + (accumulate ? out[m * ldo + n] : bias ? bias[n] : 0.0f);
+        }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The fast product
 
 // The rows of A. Row r of tile t begins at base + t * tile + r * row; its elements are `k` apart.
 typedef struct { const float *base; size_t tile, row, k; } GemmA;
@@ -177,8 +197,8 @@ static void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_
 // Returns the floats of scratch, at a 64-byte boundary, that gemm_serial() needs.
 static size_t gemm_scratch_floats(void) { return GEMM_KC * GEMM_NR; }
 
-// Computes gemm() without a bias on the calling thread, for many small products side by side in a
-// parallel region. Does not pack A, which would not pay for one tile of attention.
+// Computes gemm_plain() without a bias on the calling thread, for many small products side by side
+// in a parallel region. Does not pack A, which would not pay for one tile of attention.
 static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                                const float *a, size_t lda, const float *b, size_t ldb,
                                float *out, size_t ldo, bool accumulate, float *scratch) {
@@ -195,12 +215,8 @@ static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K
     } while (k < K);
 }
 
-// Computes out (M, N) = op(A) (M, K) op(B) (K, N) + bias, or out += op(A) op(B) with `accumulate`.
-// A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b. All are
-// row-major; rows are lda, ldb, ldo elements apart. bias (N), or NULL, is added to each row, but
-// not with accumulate. Any size may be 0. out must not overlap A or B. Computes with all threads:
-// must not be called in a parallel region, nor by two threads at once. Its packing buffers are
-// allocated once and kept (2.3 MiB, and 96 KiB per thread).
+// Computes gemm_plain() on all threads. Must not be called in a parallel region, nor by two threads
+// at once: its packing buffers are allocated once and kept (2.3 MiB, and 96 KiB per thread).
 static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                         const float *a, size_t lda, const float *b, size_t ldb,
                         float *out, size_t ldo, const float *bias, bool accumulate) {

@@ -1,5 +1,6 @@
-// test_matmul: gemm() and gemm_serial() against plain loops that define their bits; every form, odd
-// sizes, strides, any threads; no read or write outside the operands.
+// test_matmul: gemm() and gemm_serial() against a copy of their definition of the bits, and
+// gemm_plain() near it; every form, odd sizes, strides, any threads; no read or write outside the
+// operands.
 // (How fast: bench_matmul. That it is vector code: test_codegen.sh.)
 #include "../../../tide/cpu/matmul.h"
 #include "../numbers.h"
@@ -51,7 +52,7 @@ static void check_product(bool ta, bool tb, size_t M, size_t N, size_t K, size_t
     const size_t na = ar && ac ? (ar - 1) * lda + ac : 0, nb = br && bc ? (br - 1) * ldb + bc : 0;
     const size_t no = M && N ? (M - 1) * ldo + N : 0;
     float *a = floats(na + 1), *b = floats(nb + 1), *bias = floats(N + 1);
-    float *out = floats(no + 1), *want = floats(no + 1);
+    float *out = floats(no + 1), *want = floats(no + 1), *plain = floats(no + 1);
     float *scratch = floats(gemm_scratch_floats());
     const float *add = bias_on && !serial ? bias : NULL;
     fill(a, na, ac, lda);
@@ -59,22 +60,23 @@ static void check_product(bool ta, bool tb, size_t M, size_t N, size_t K, size_t
     fill(bias, N, N, N);
     fill(scratch, gemm_scratch_floats(), 0, 1);
     for (size_t i = 0; i < no; i++)
-        out[i] = want[i] = accumulate || i % ldo >= N ? next_float() : NAN;
+        out[i] = want[i] = plain[i] = accumulate || i % ldo >= N ? next_float() : NAN;
     for (size_t m = 0; m < M; m++)
         for (size_t n = 0; n < N; n++)
             want[m * ldo + n] = element_bits(ta, tb, m, n, K, a, lda, b, ldb,
                 accumulate ? want[m * ldo + n] : add != NULL ? bias[n] : 0.0f);
+    gemm_plain(ta, tb, M, N, K, a, lda, b, ldb, plain, ldo, add, accumulate);
     if (!serial) gemm(ta, tb, M, N, K, a, lda, b, ldb, out, ldo, add, accumulate);
     else gemm_serial(ta, tb, M, N, K, a, lda, b, ldb, out, ldo, accumulate, scratch);
     size_t wrong = 0, where = 0;
     for (size_t i = no; i-- > 0;)
-        if (out[i] != want[i]) { wrong++; where = i; }
+        if (!(out[i] == want[i] && fabsf(plain[i] - want[i]) < 1e-4f)) { wrong++; where = i; }
     CHECK(wrong == 0, "%s M=%zu N=%zu K=%zu ta=%d tb=%d pad=%zu bias=%d acc=%d: %zu of %zu, first "
-          "(%zu, %zu): %.9g, not %.9g", serial ? "gemm_serial" : "gemm", M, N, K, ta,
+          "(%zu, %zu): %.9g, plain %.9g, not %.9g", serial ? "gemm_serial" : "gemm", M, N, K, ta,
           tb, pad, bias_on, accumulate, wrong, no, where / ldo, where % ldo, (double)out[where],
-          (double)want[where]);
-    float *const all[] = {a, b, bias, out, want, scratch};
-    for (int i = 0; i < 6; i++) free(all[i]);
+          (double)plain[where], (double)want[where]);
+    float *const all[] = {a, b, bias, out, want, plain, scratch};
+    for (int i = 0; i < 7; i++) free(all[i]);
 }
 
 // All four layouts, overwrite with and without bias, accumulate, both functions.
