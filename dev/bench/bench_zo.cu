@@ -155,7 +155,7 @@ static void bench_batch(const GPT2Config *c, size_t B) {
     r->o.accum = 1;
     r->step_tokens = B * r->T;
     r->o.steps = SIZE_MAX;
-    r->train = loader_make(bench.data, r->T, 1, true);
+    r->train = loader_make(&bench.data, 0, bench.data.tokens, r->T, 1, true);
 }
 
 static GPT2 *bench_model(const GPT2Config *c, size_t B) {

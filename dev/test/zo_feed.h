@@ -34,7 +34,7 @@ static void feed_fill(Feed *f, const GPT2Config *c, size_t B, size_t T, size_t b
     f->segment.width = 2;
     f->data.count = 1;
     f->data.segments = &f->segment;
-    r->train = loader_make(f->data, T, 3, false);
+    r->train = loader_make(&f->data, 0, FEED_TOKENS, T, 3, false);
     r->task = r->asks = r->words = task;
     if (!task) return;
     for (size_t i = 0; i < FEED_PROMPTS; i++) {

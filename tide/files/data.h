@@ -5,13 +5,12 @@
 //
 //     data_open()         opens the files that match a pattern: token files, or text to be encoded
 //     data_check()        ends the program if a token of a text is outside the model's vocabulary
-//     data_view()         makes a part of a data set
-//     loader_make()       makes a loader of sequences of T tokens
+//     loader_make()       makes a loader of sequences of T tokens, of a part of a data set
 //     loader_check()      ends the program if a loader has no sequence
 //     loader_sequence()   reads the sequence at a position
 //     segment_parse(), permute()   are also used by other files
 //
-// A fault in a file ends the program with one line. Files are never closed: views point into them.
+// A fault in a file ends the program with one line. Files stay open: loaders point into them.
 //
 // Token files (dev/data/data_common.py of llm.c): a header of 256 int32 that begins with a magic
 // number, a version and the number of tokens; then the tokens. All numbers are little-endian.
@@ -174,32 +173,16 @@ static void data_check(const TokenData *d, size_t vocab) {
                 d->segments->name, i, segment_token(d->segments, i), vocab);
 }
 
-// Returns a view of the tokens `from` to `to` - 1, numbered over all segments.
-static TokenData data_view(const TokenData *all, size_t from, size_t to) {
-    TokenData view = {0, ALLOC(TokenSegment, all->count, "data view"), 0, false};
-    for (size_t i = 0, start = 0; i < all->count; start += all->segments[i++].count) {
-        TokenSegment s = all->segments[i];
-        const size_t a = from > start ? from - start : 0;
-        const size_t b = to < start ? 0 : to - start < s.count ? to - start : s.count;
-        if (a >= b) continue;
-        s.tokens = (const char *)s.tokens + a * (size_t)s.width;
-        s.first += a;
-        s.count = b - a;
-        view.segments[view.count++] = s;
-        view.tokens += s.count;
-    }
-    return view;
-}
-
 // ---------------------------------------------------------------------------------------------
 // Loading
 
 typedef struct {
-    TokenData data;
+    TokenData data;    // a part of a data set
     size_t T;          // tokens per sequence
     uint64_t seed;
     bool shuffle;
     size_t sequences;  // in an epoch
+    size_t longest;    // tokens of the longest segment
 } Loader;
 
 // Do the sequences of a segment begin at other tokens in each epoch? The segment needs 2 T tokens.
@@ -214,25 +197,35 @@ static size_t segment_sequences(const Loader *l, const TokenSegment *s) {
     return (segment_has_phase(l, s) ? s->count - l->T : s->count - 1) / l->T;
 }
 
-// Makes a loader of sequences of T > 0 tokens. With shuffle, the order and the phase of sequences
-// depend on the seed and the epoch; without, sequences are in the order of the files.
-static Loader loader_make(TokenData data, size_t T, uint64_t seed, bool shuffle) {
-    Loader l = {data, T, seed, shuffle, 0};
-    for (size_t i = 0; i < data.count; i++)
-        l.sequences += segment_sequences(&l, &data.segments[i]);
+// Makes a loader of sequences of T > 0 tokens, of the tokens `from` to `to` - 1 of a data set,
+// numbered over all segments. With shuffle, the order and the phase of sequences depend on the seed
+// and the epoch; without, sequences are in the order of the files.
+static Loader loader_make(const TokenData *all, size_t from, size_t to, size_t T, uint64_t seed,
+                          bool shuffle) {
+    Loader l = {{0, ALLOC(TokenSegment, all->count, "data"), 0, false}, T, seed, shuffle, 0, 0};
+    for (size_t i = 0, start = 0; i < all->count; start += all->segments[i++].count) {
+        TokenSegment s = all->segments[i];
+        const size_t a = from > start ? from - start : 0;
+        const size_t b = to < start ? 0 : to - start < s.count ? to - start : s.count;
+        if (a >= b) continue;
+        s.tokens = (const char *)s.tokens + a * (size_t)s.width;
+        s.first += a;
+        s.count = b - a;
+        l.data.segments[l.data.count++] = s;
+        l.data.tokens += s.count;
+        l.sequences += segment_sequences(&l, &s);
+        l.longest = max_size(l.longest, s.count);
+    }
     return l;
 }
 
 // Ends the program if the loader has no sequence of the data of this name.
 static void loader_check(const Loader *l, const char *name) {
-    size_t longest = 0;
-    for (size_t i = 0; i < l->data.count; i++)
-        if (l->data.segments[i].count > longest) longest = l->data.segments[i].count;
-    if (l->sequences == 0 && longest < 2)
+    if (l->sequences == 0 && l->longest < 2)
         die("%s: nothing to train on or to evaluate: %zu tokens", name, l->data.tokens);
     if (l->sequences == 0)
         die("%s: %zu tokens, at most %zu in one piece, are too few for --seq %zu; --seq %zu or "
-            "less works", name, l->data.tokens, longest, l->T, longest - 1);
+            "less works", name, l->data.tokens, l->longest, l->T, l->longest - 1);
 }
 
 // Maps index i of 0 .. n-1 to its place in the pseudorandom permutation of `key`. A Feistel network

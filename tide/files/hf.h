@@ -238,7 +238,8 @@ static bool part_read(const RunState *state, int part, const GPT2Table *t, const
 }
 
 // Saves this process's elements of tensor hf as tensor i of the file, in the type declared there. A
-// matrix to be transposed must be whole on this process; it is written HF_LINES rows at a time.
+// matrix to be transposed must be whole on this process; it is written HF_LINES rows at a time. The
+// elements that are skipped stay zero, as safewriter_open() makes the file.
 static void part_write(const RunState *state, int part, const GPT2Table *t, const HfTensor *hf,
                        SafeWriter *file, int i) {
     const size_t begin = t->tensors[hf->tensor].offset + hf->first, R = hf->shape[0],
@@ -246,12 +247,11 @@ static void part_write(const RunState *state, int part, const GPT2Table *t, cons
     const size_t unit = min_size(hf->transpose ? HF_LINES * C : PART_UNIT, hf->n);
     const bool bf16 = file->tensors[i].dtype == ST_BF16;
     const size_t size = bf16 ? sizeof(uint16_t) : sizeof(float);
-    float *w = ALLOC(float, unit + hf->skip, "a copy of weights"), *ours = NULL;
+    float *w = ALLOC(float, unit, "a copy of weights"), *ours = NULL;
     if (hf->transpose) {
         ours = ALLOC(float, hf->n, "a matrix to be transposed");
         state->move(state->owner, part, begin, hf->n, ours, true);
     }
-    safewriter_put(file, i, 0, w, hf->skip * size);  // ALLOC() has set w to zero
     for (size_t at = begin, n; (n = state_next(state, &at, begin + hf->n)) > 0; at += n) {
         if (hf->transpose) {
             const float *from = ours + (at - begin) / C;  // the arena's column is the file's row

@@ -157,13 +157,12 @@ static void json_index(JsonParser *p, Json *object) {
 static void json_value(JsonParser *p, Json *node, int depth) {
     const bool object = json_take(p, '{'), list = object || json_take(p, '[');
     node->string = p->at - list;
-    if (!list && p->at < p->end && *p->at == '"') {
+    if (!list) {
         node->type = JSON_STRING;
-        json_string(p, &node->string, &node->length);
-    } else if (!list) {
-        json_bare(p, node);
+        if (p->at < p->end && *p->at == '"') json_string(p, &node->string, &node->length);
+        else json_bare(p, node);
+        return;
     }
-    if (!list) return;
     if (depth == JSON_DEPTH) json_error(p, "too many levels");
     node->type = object ? JSON_OBJECT : JSON_ARRAY;
     const char close = object ? '}' : ']';

@@ -148,10 +148,9 @@ static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
     bool ok = text_line(text, "hashes") != NULL;
     for (int i = 0; i < STATE_FIELDS; i++) {
         const char *number = text_line(text, state_fields[i].name);
-        const bool there = number != NULL && *number == ' ';
-        const size_t digits = there ? strspn(number + 1, "0123456789") : 0;
-        const uint64_t value = digits > 0 ? strtoull(number, NULL, 10) : 0;
-        ok = ok && digits > 0 && number[1 + digits] == '\n';
+        char *rest = NULL;
+        const uint64_t value = number != NULL ? strtoull(number, &rest, 10) : 0;
+        ok = ok && number != NULL && *number == ' ' && *rest == '\n';
         memcpy((char *)s + state_fields[i].at, &value, state_fields[i].size);
     }
     const char *options = strstr(text, "\n--");

@@ -266,14 +266,14 @@ static void run_open_data(Run *r) {
     if (r->task || r->asks) run_open_task(r);
     if (texts) {
         const size_t all = data.tokens, cut = o->val == NULL ? all - all / 10 : all;
-        r->train = loader_make(data_view(&data, 0, cut), r->T, o->seed, true);
+        r->train = loader_make(&data, 0, cut, r->T, o->seed, true);
         loader_check(&r->train, o->data);
-        if (o->val == NULL)
-            r->val = loader_make(data_view(&data, cut, all), r->T, o->seed, false);
+        if (o->val == NULL) r->val = loader_make(&data, cut, all, r->T, o->seed, false);
     }
     if (o->val != NULL && !r->asks) {
-        r->val = loader_make(data_open(o->val, r->tokenizer), r->T, o->seed, false);
-        data_check(&r->val.data, c->vocab);
+        const TokenData val = data_open(o->val, r->tokenizer);
+        data_check(&val, c->vocab);
+        r->val = loader_make(&val, 0, val.tokens, r->T, o->seed, false);
         loader_check(&r->val, o->val);
     }
     const uint64_t hash = hash_word(r->task ? r->task_train.count : r->train.data.tokens,

@@ -55,6 +55,7 @@ start own "$cpu" $endless --save-every 20
 until_saved $pid own
 refuses a_second_run_is_refused 2 "own belongs to a run.*(process $pid on " $brief "$cpu" --resume --out own
 refuses a_new_run_too 2 'belongs to a run' $brief "$cpu" $endless --out own
+await $pid test -e own/model.safetensors  # it is written after the first checkpoint
 check who_only_reads_is_not "$cpu" --model own --steps 0 --prompt x --sample-tokens 3
 stopped KILL
 check after_a_kill_the_lock_is_free "$cpu" --resume --out own --steps $(($(saved own) + 1))
