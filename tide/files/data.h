@@ -77,7 +77,7 @@ static TokenSegment segment_parse(const char *name, const void *bytes, size_t n)
 // Opening
 
 // The reason that there is no tokenizer, for the error that asks for one.
-static char tokenizer_why[ERR_MAX] = "the model came without one";
+static Error tokenizer_why = {"the model came without one"};
 
 // Encodes `texts` into one segment of tokens. Each segment of `texts` has the bytes of a file. The
 // file becomes one document (document_encode()), and is unmapped when it is encoded.
@@ -151,7 +151,7 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
         if (i > 0 && text != d.text) die("%s: some of these files are text, some tokens", pattern);
         if (text && tok == NULL)
             die("%s is text, and nobody said how to encode it: name it with --tokenizer DIR (%s)",
-                s->name, tokenizer_why);
+                s->name, tokenizer_why.text);
         if (text && json_begins((const char *)s->tokens, s->count))
             die("%s is JSON: name it alone, patterns work for text only; to be read as running "
                 "text, it must be a token file (build/tokenize)", s->name);

@@ -176,18 +176,16 @@ static void run_open_tokenizer(Run *r) {
     const bool own = saved != NULL && (has_merges || path_exists(list));
     const char *dir = o->tokenizer != NULL ? o->tokenizer : own ? home : "bytes";
     if (strcmp(dir, "bytes") != 0) {
-        Error err;
-        r->tokenizer = tokenizer_open(dir, &err);
-        if (r->tokenizer == NULL && o->tokenizer != NULL) die("%s", err.text);
-        if (r->tokenizer == NULL) memcpy(tokenizer_why, err.text, sizeof err.text);
+        r->tokenizer = tokenizer_open(dir, &tokenizer_why);
+        if (r->tokenizer == NULL && o->tokenizer != NULL) die("%s", tokenizer_why.text);
     } else if (o->tokenizer != NULL || saved == NULL || r->config.vocab == 256) {
         r->tokenizer = tokenizer_bytes();
     }
     // A model that was saved without a tokenizer can still be trained on token files.
     path_join(list, home, "tokenizer.model");
     if (r->tokenizer == NULL && !own && path_exists(list))
-        snprintf(tokenizer_why, sizeof tokenizer_why, "%.300s is not read; transformers makes "
-                 "tokenizer.json of it: AutoTokenizer.from_pretrained(), save_pretrained()", list);
+        error_set(&tokenizer_why, "%.300s is not read; transformers makes tokenizer.json of it: "
+                  "AutoTokenizer.from_pretrained(), save_pretrained()", list);
     if (saved != NULL && strcmp(dir, "bytes") == 0 && o->tokenizer != NULL  // bytes have no merges
         && (has_merges ? merges.st_size > 16 : own || r->config.vocab >= 50257))
         die("--tokenizer bytes: the model in %s knows %zu other tokens: leave it out, or name the "
@@ -268,7 +266,7 @@ static void run_open_data(Run *r) {
     if (base > c->vocab) die("the tokenizer has %zu tokens and the model only %zu", base, c->vocab);
     data_check(&r->data, c->vocab);
     if ((r->task || r->asks) && r->tokenizer == NULL)
-        die("examples need --tokenizer: %s", tokenizer_why);
+        die("examples need --tokenizer: %s", tokenizer_why.text);
     if (r->task || r->asks) run_open_task(r);
     if (o->val != NULL && !r->asks) r->val_data = data_open(o->val, r->tokenizer);
     data_check(&r->val_data, c->vocab);
@@ -479,7 +477,7 @@ static void run_check_together(Run *r) {
     Error err;
     if (o->gpu_build) run_check_shape(r);
     if (r->only_sampling && r->tokenizer == NULL)
-        die("--%s needs --tokenizer: %s", o->chat ? "chat" : "prompt", tokenizer_why);
+        die("--%s needs --tokenizer: %s", o->chat ? "chat" : "prompt", tokenizer_why.text);
     if (o->chat && !chat_open(&r->chat, r->tokenizer, o->chat_format, run_first_token(r),
                               time(NULL), &err))
         die("--chat: %s", err.text);
