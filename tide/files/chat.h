@@ -526,8 +526,7 @@ static ChatMessage chat_message(const Chat *chat, const Json *m, bool shared, co
     if (weight != NULL) trained = weight->type == JSON_NUMBER ? weight->number : -1;
     if (trained != 0 && (trained != 1 || !answer))
         die("%s has a \"weight\" that is not 0, or 1 for an answer", at);
-    const ChatMessage out = {k, content->string, content->length, trained == 0};
-    return out;
+    return (ChatMessage){k, content->string, content->length, trained == 0};
 }
 
 // Reads the list `messages`. Returns how many messages the conversation has: it ends with the last
@@ -536,7 +535,6 @@ static ChatMessage chat_message(const Chat *chat, const Json *m, bool shared, co
 static size_t chat_read(const Chat *chat, const Json *messages, bool last, const char *where,
                         ChatMessage **out) {
     size_t count = 0, kept = 0;
-    int before = CHAT_SYSTEM;
     char at[PATH_MAX + 64];
     if (messages->type != JSON_ARRAY || messages->count == 0)
         die("%s: \"%s\" is %s", where, messages->key,
@@ -546,7 +544,7 @@ static size_t chat_read(const Chat *chat, const Json *messages, bool last, const
     for (const Json *m = messages->child; m != NULL; m = m->next, count++) {
         snprintf(at, sizeof at, "%s: message %zu", where, count + 1);
         list[count] = chat_message(chat, m, shared, at);
-        const int role = list[count].role;
+        const int role = list[count].role, before = count > 0 ? list[count - 1].role : CHAT_SYSTEM;
         if (role == CHAT_SYSTEM && count > 0)
             die("%s is a system message, and only the first one may be", at);
         if (role > CHAT_USER && before == CHAT_SYSTEM)
@@ -554,7 +552,6 @@ static size_t chat_read(const Chat *chat, const Json *messages, bool last, const
         if ((chat->format->rules & CHAT_TURNS) && role == before && role != CHAT_SYSTEM)
             die("%s: messages %zu and %zu are both the %s's, who takes turns in the format %s",
                 where, count, count + 1, chat_roles[role], chat->format->name);
-        before = role;
         if (!list[count].read) kept = count + 1;
     }
     if (kept == 0)
@@ -596,12 +593,6 @@ static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, si
 // ---------------------------------------------------------------------------------------------
 // For other programs
 
-// Returns an added token's text, as it is in the files.
-static const char *chat_name(const Chat *chat, int32_t id) {
-    const AddedToken *a = added_token(chat->t, id);
-    return a != NULL ? a->name : "";
-}
-
 // Does this token end an answer in other programs? They read generation_config.json, if there is
 // one.
 static bool chat_stops(const Tokenizer *t, int32_t id) {
@@ -616,11 +607,12 @@ static bool chat_stops(const Tokenizer *t, int32_t id) {
 static void chat_export(const Chat *chat, Tokenizer *t) {
     static const char *const stops[] = {"eos_token_id", NULL};
     TokenizerFile *own = &t->files[FILE_TEMPLATE], *file = &t->files[FILE_GENERATION];
+    const AddedToken *begin = added_token(t, chat->begin), *end = added_token(t, chat->ids[0]);
     Error err;
     if (chat->has_template) return;
     FILE *f = text_open(&own->text, &own->length);
-    fprintf(f, "{%%- set begin = '%s' %%}{%%- set end = '%s' %%}%s", chat_name(chat, chat->begin),
-            chat_name(chat, chat->ids[0]), chat->format->jinja);
+    fprintf(f, "{%%- set begin = '%s' %%}{%%- set end = '%s' %%}%s",
+            begin != NULL ? begin->name : "", end != NULL ? end->name : "", chat->format->jinja);
     text_close(f);
     if (chat_stops(t, chat->ids[0])) return;
     Json *root = file->text != NULL ? json_parse(file->text, file->length, &err) : NULL;

@@ -176,7 +176,7 @@ static void run_open_tokenizer(Run *r) {
     const bool own = saved != NULL && (has_merges || path_exists(list));
     const char *dir = o->tokenizer != NULL ? o->tokenizer : own ? home : "bytes";
     if (strcmp(dir, "bytes") != 0) {
-        r->tokenizer = tokenizer_open(dir, &tokenizer_why);
+        r->tokenizer = tokenizer_open(ALLOC(Tokenizer, 1, "tokenizer"), dir, &tokenizer_why);
         if (r->tokenizer == NULL && o->tokenizer != NULL) die("%s", tokenizer_why.text);
     } else if (o->tokenizer != NULL || saved == NULL || r->config.vocab == 256) {
         r->tokenizer = tokenizer_bytes();
