@@ -212,8 +212,7 @@ static bool read_model(PartReader *r) {
     for (int i = 0; i < 3; i++)
         if (!json_empty(json_get(m, unused[i]))) return part_refuse(r, "model with", unused[i]);
     for (int k = 0; k < BESIDE_MODEL; k++) bytes += r->beside[k] != NULL ? r->beside[k]->length : 0;
-    if (!tokenizer_read_tokens(t, r->path, vocabulary, bytes / 4 + 1, 4 * bytes + 64, r->err))
-        return false;
+    if (!tokenizer_read_tokens(t, r->path, vocabulary, bytes, r->err)) return false;
     t->base = t->vocab;
     r->next = vocabulary->count;
     t->ignore_merges = ignore;

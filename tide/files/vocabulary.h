@@ -216,9 +216,9 @@ static size_t places_for(size_t count) {
     return places;
 }
 
-// Reads a vocabulary {"text": id, ..}. Leaves room for `more` tokens with `more_bytes` of text.
+// Reads a vocabulary {"text": id, ..}. Leaves room for added tokens (`more`: bytes of their JSON).
 static bool tokenizer_read_tokens(Tokenizer *t, const char *file, const Json *vocabulary,
-                                  size_t more, size_t more_bytes, Error *err) {
+                                  size_t more, Error *err) {
     size_t id = 0;
     for (const Json *token = vocabulary->child; token != NULL; token = token->next) {
         if (!json_size(token, &id) || id >= TOKENIZER_MAX_IDS)
@@ -228,8 +228,8 @@ static bool tokenizer_read_tokens(Tokenizer *t, const char *file, const Json *vo
     }
     t->place_mask = places_for(vocabulary->count) - 1;
     t->places = ALLOC(TokenPlace, t->place_mask + 1, "vocabulary");
-    t->tokens = ALLOC(TokenText, t->vocab + more, "vocabulary");
-    t->bytes = ALLOC(char, vocabulary->length + more_bytes, "vocabulary");
+    t->tokens = ALLOC(TokenText, t->vocab + more / 4 + 1, "vocabulary");
+    t->bytes = ALLOC(char, vocabulary->length + 4 * more + 64, "vocabulary");
     if (!t->byte_level) t->joins = ALLOC(bool, 1 << 16, "vocabulary");
     for (const Json *token = vocabulary->child; token != NULL; token = token->next) {
         json_size(token, &id);
