@@ -197,17 +197,16 @@ static void sample_chat(Sampler *s, const Chat *chat) {
     const bool terminal = isatty(STDIN_FILENO), system = option_given(o, "prompt");
     bool full = false;
     const size_t room = min_size(o->sample_tokens, s->context / 2);
-    ChatMessage *m = (ChatMessage *)array_grow(NULL, 0, sizeof *m, "a conversation");
+    ChatMessage *m = ALLOC(ChatMessage, 1, "a conversation");
     size_t count = 0, length;
     char *text;
     if (system) m[count++] = (ChatMessage){CHAT_SYSTEM, o->prompt, strlen(o->prompt)};
     while (*s->stop == 0 && (text = chat_turn(terminal, &length)) != NULL) {
-        const ChatMessage turn[2] = {{CHAT_USER, text, length}, {CHAT_ASSISTANT, NULL, 0}};
         if (encode_white(text, length, false, true) == length) continue;
-        for (int k = 0; k < 2; k++) {
-            m = (ChatMessage *)array_grow(m, count, sizeof *m, "a conversation");
-            m[count++] = turn[k];
-        }
+        m = (ChatMessage *)realloc(m, (count + 2) * sizeof *m);
+        if (m == NULL) fail("out of memory: a conversation");
+        m[count++] = (ChatMessage){CHAT_USER, text, length};
+        m[count++] = (ChatMessage){CHAT_ASSISTANT, NULL, 0};
         for (chat_tokens(s, chat, m, count); s->n + room > s->context && count - system > 2;
              chat_tokens(s, chat, m, count)) {
             if (!full) fprintf(stderr, "tide: the window of %zu tokens is full: from here on the "
