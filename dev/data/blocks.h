@@ -10,7 +10,7 @@
 // tokenizer_open(), or the end of the program.
 static Tokenizer *tokenizer_load(const char *dir) {
     Error err;
-    Tokenizer *t = tokenizer_open(dir, &err);
+    Tokenizer *t = tokenizer_open(ALLOC(Tokenizer, 1, "tokenizer"), dir, &err);
     if (t == NULL) die("%s", err.text);
     return t;
 }

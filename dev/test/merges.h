@@ -28,7 +28,7 @@ static Tokenizer *tokenizer_of(const char *dir, const char *vocab, const char *m
         t->files[k].text = strdup(k == FILE_VOCAB ? vocab : merges);
         t->files[k].length = strlen(t->files[k].text);
     }
-    if (tokenizer_parse(t, dir, &err) != NULL) return t;
+    if (tokenizer_open(t, dir, &err) != NULL) return t;
     tokenizer_free(t);
     die("%s", err.text);
 }

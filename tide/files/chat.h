@@ -57,7 +57,8 @@ enum {
     CHAT_CUTS = 2,         // an answer is without spaces at its end
     CHAT_TURNS = 4,        // user and assistant take turns; the system message is in a user's turn
     CHAT_FIRST = 8,        // .. in the user's first turn; without this flag: in the last one
-    CHAT_SPACED = 16       // an answer begins with a space
+    CHAT_SPACED = 16,      // an answer begins with a space
+    CHAT_MARKED = 32       // the system message is between <<SYS>> and <</SYS>>
 };
 
 typedef struct ChatFormat {
@@ -224,30 +225,22 @@ static void write_llama3(ChatWriter *w, const ChatMessage *m) {
 
 // Mistral's formats: [INST] S\n\nU[/INST] A</s>. The system message S is in the user's first or
 // last turn, or in front: [SYSTEM_PROMPT] S[/SYSTEM_PROMPT]. Only CHAT_SPACED formats have spaces.
-static void write_mistral(ChatWriter *w, const ChatMessage *m) {
+// Llama-2's: <s>[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST] A </s>; <s> begins each user's turn.
+static void write_inst(ChatWriter *w, const ChatMessage *m) {
     const int rules = w->chat->format->rules;
+    const bool marked = (rules & CHAT_MARKED) != 0;
     const char *space = rules & CHAT_SPACED ? " " : "";
     if (m->role == CHAT_ASSISTANT) {
-        chat_text(w, m, space, "</s>");
+        chat_text(w, m, space, marked ? " </s>" : "</s>");
     } else if (m->role == CHAT_SYSTEM) {
         chat_put(w, "[SYSTEM_PROMPT]%s", space);
         chat_text(w, m, "", "[/SYSTEM_PROMPT]");
     } else {
+        if (marked && w->chat->begin >= 0 && m > w->first) chat_token(w, w->chat->begin);
         chat_put(w, "[INST]%s", space);
-        if (m == w->carrier) chat_text(w, w->system, "", "\n\n");
+        if (m == w->carrier)
+            chat_text(w, w->system, marked ? "<<SYS>>\n" : "", marked ? "\n<</SYS>>\n\n" : "\n\n");
         chat_text(w, m, "", rules & CHAT_FIRST ? " [/INST]" : "[/INST]");
-    }
-}
-
-// <s>[INST] <<SYS>>\nS\n<</SYS>>\n\nU [/INST] A </s>
-static void write_llama2(ChatWriter *w, const ChatMessage *m) {
-    if (m->role == CHAT_ASSISTANT) {
-        chat_text(w, m, " ", " </s>");
-    } else {
-        if (w->chat->begin >= 0 && m > w->first) chat_token(w, w->chat->begin);
-        chat_put(w, "[INST] ");
-        if (m == w->carrier) chat_text(w, w->system, "<<SYS>>\n", "\n<</SYS>>\n\n");
-        chat_text(w, m, "", " [/INST]");
     }
 }
 
@@ -286,34 +279,34 @@ static const ChatFormat chat_formats[] = {  // in the order of their numbers
      .tokens = {"<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"},
      .jinja = JINJA_TURNS("<|start_header_id|>", "<|end_header_id|>\\n\\n",
                           "m.content | trim + '<|eot_id|>'")},
-    {.name = "mistral-v3", .write = write_mistral,
+    {.name = "mistral-v3", .write = write_inst,
      .rules = CHAT_TURNS | CHAT_CUTS | CHAT_SPACED,
      .marks = {"[INST] ", "[/INST]", "! [/INST]", "![SYSTEM_PROMPT]"},
      .tokens = {"</s>", "[INST]", "[/INST]"},
      .jinja = JINJA_INST("{{- begin }}", "", "s + '\\n\\n'", "revindex", " + '[/INST]'",
                          ".rstrip(' ')")},
-    {.name = "mistral", .write = write_mistral,
+    {.name = "mistral", .write = write_inst,
      .rules = CHAT_TURNS | CHAT_FIRST | CHAT_SPACED,
      .marks = {"[INST] ", " [/INST]", "!<<SYS>>"}, .tokens = {"</s>"},
      .jinja = JINJA_INST("{{- begin }}", "", "s + '\\n\\n'", "index", " + ' [/INST]'", "")},
-    {.name = "llama2", .write = write_llama2,
-     .rules = CHAT_TURNS | CHAT_FIRST | CHAT_SPACED | CHAT_TRIMS,
+    {.name = "llama2", .write = write_inst,
+     .rules = CHAT_TURNS | CHAT_FIRST | CHAT_SPACED | CHAT_TRIMS | CHAT_MARKED,
      .marks = {"[INST] ", " [/INST]", "<<SYS>>"}, .tokens = {"</s>"},
      .jinja = JINJA_INST("", "begin + ", "'<<SYS>>\\n' + s | trim + '\\n<</SYS>>\\n\\n'", "index",
                          " | trim + ' [/INST]'", " | trim + ' '")},
     {.name = "qwen3", .write = write_qwen3,
      .marks = {"<|im_start|>", "<|im_end|>", "\n</think>\n\n", "!assistant\n<think>"},
      .tools = "'\n<tool_response>\n'", .tokens = {"<|im_end|>", "<|im_start|>"}},
-    {.name = "mistral-nemo", .write = write_mistral, .rules = CHAT_TURNS,
+    {.name = "mistral-nemo", .write = write_inst, .rules = CHAT_TURNS,
      .marks = {"'[INST]' + message['content'] + '[/INST]'", " message['content'] + eos_token",
                "system_message + '\n\n' + message['content']", "!' ' + message['content']",
                "![SYSTEM_PROMPT]"},
      .tokens = {"</s>", "[INST]", "[/INST]"}},
-    {.name = "mistral-v7", .write = write_mistral, .rules = CHAT_SPACED,
+    {.name = "mistral-v7", .write = write_inst, .rules = CHAT_SPACED,
      .marks = {"'[INST] ' + message['content'] + '[/INST]'", "' ' + message['content'] + eos_token",
                "'[SYSTEM_PROMPT] ' + message['content'] + '[/SYSTEM_PROMPT]'"},
      .tokens = {"</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}},
-    {.name = "mistral-v7-tekken", .write = write_mistral,
+    {.name = "mistral-v7-tekken", .write = write_inst,
      .marks = {"'[INST]' + message['content'] + '[/INST]'", " message['content'] + eos_token",
                "'[SYSTEM_PROMPT]' + ", "!' ' + message['content']", "![THINK]"},
      .tokens = {"</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"}},
@@ -526,8 +519,7 @@ static ChatMessage chat_message(const Chat *chat, const Json *m, bool shared, co
     if (weight != NULL) trained = weight->type == JSON_NUMBER ? weight->number : -1;
     if (trained != 0 && (trained != 1 || !answer))
         die("%s has a \"weight\" that is not 0, or 1 for an answer", at);
-    const ChatMessage out = {k, content->string, content->length, trained == 0};
-    return out;
+    return (ChatMessage){k, content->string, content->length, trained == 0};
 }
 
 // Reads the list `messages`. Returns how many messages the conversation has: it ends with the last
@@ -536,7 +528,6 @@ static ChatMessage chat_message(const Chat *chat, const Json *m, bool shared, co
 static size_t chat_read(const Chat *chat, const Json *messages, bool last, const char *where,
                         ChatMessage **out) {
     size_t count = 0, kept = 0;
-    int before = CHAT_SYSTEM;
     char at[PATH_MAX + 64];
     if (messages->type != JSON_ARRAY || messages->count == 0)
         die("%s: \"%s\" is %s", where, messages->key,
@@ -546,7 +537,7 @@ static size_t chat_read(const Chat *chat, const Json *messages, bool last, const
     for (const Json *m = messages->child; m != NULL; m = m->next, count++) {
         snprintf(at, sizeof at, "%s: message %zu", where, count + 1);
         list[count] = chat_message(chat, m, shared, at);
-        const int role = list[count].role;
+        const int role = list[count].role, before = count > 0 ? list[count - 1].role : CHAT_SYSTEM;
         if (role == CHAT_SYSTEM && count > 0)
             die("%s is a system message, and only the first one may be", at);
         if (role > CHAT_USER && before == CHAT_SYSTEM)
@@ -554,7 +545,6 @@ static size_t chat_read(const Chat *chat, const Json *messages, bool last, const
         if ((chat->format->rules & CHAT_TURNS) && role == before && role != CHAT_SYSTEM)
             die("%s: messages %zu and %zu are both the %s's, who takes turns in the format %s",
                 where, count, count + 1, chat_roles[role], chat->format->name);
-        before = role;
         if (!list[count].read) kept = count + 1;
     }
     if (kept == 0)
@@ -596,12 +586,6 @@ static int32_t *chat_encode(const Chat *chat, const ChatMessage *m, size_t n, si
 // ---------------------------------------------------------------------------------------------
 // For other programs
 
-// Returns an added token's text, as it is in the files.
-static const char *chat_name(const Chat *chat, int32_t id) {
-    const AddedToken *a = added_token(chat->t, id);
-    return a != NULL ? a->name : "";
-}
-
 // Does this token end an answer in other programs? They read generation_config.json, if there is
 // one.
 static bool chat_stops(const Tokenizer *t, int32_t id) {
@@ -616,11 +600,12 @@ static bool chat_stops(const Tokenizer *t, int32_t id) {
 static void chat_export(const Chat *chat, Tokenizer *t) {
     static const char *const stops[] = {"eos_token_id", NULL};
     TokenizerFile *own = &t->files[FILE_TEMPLATE], *file = &t->files[FILE_GENERATION];
+    const AddedToken *begin = added_token(t, chat->begin), *end = added_token(t, chat->ids[0]);
     Error err;
     if (chat->has_template) return;
     FILE *f = text_open(&own->text, &own->length);
-    fprintf(f, "{%%- set begin = '%s' %%}{%%- set end = '%s' %%}%s", chat_name(chat, chat->begin),
-            chat_name(chat, chat->ids[0]), chat->format->jinja);
+    fprintf(f, "{%%- set begin = '%s' %%}{%%- set end = '%s' %%}%s",
+            begin != NULL ? begin->name : "", end != NULL ? end->name : "", chat->format->jinja);
     text_close(f);
     if (chat_stops(t, chat->ids[0])) return;
     Json *root = file->text != NULL ? json_parse(file->text, file->length, &err) : NULL;

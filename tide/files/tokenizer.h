@@ -1,8 +1,7 @@
 // tokenizer.h: text to tokens and back, with the ids of Hugging Face's tokenizers.
 //
 //     tokenizer_bytes()    makes a tokenizer in which a byte is a token
-//     tokenizer_open()     reads the tokenizer of a directory
-//     tokenizer_parse()    reads a tokenizer, where the texts of some files are given
+//     tokenizer_open()     reads the tokenizer of a directory; the texts of files may be given
 //     tokenizer_save()     writes the files of a tokenizer
 //     tokenizer_encode()   encodes a text
 //     tokenizer_text()     encodes a text, and adds a token in front and a token behind
@@ -213,8 +212,7 @@ static bool read_model(PartReader *r) {
     for (int i = 0; i < 3; i++)
         if (!json_empty(json_get(m, unused[i]))) return part_refuse(r, "model with", unused[i]);
     for (int k = 0; k < BESIDE_MODEL; k++) bytes += r->beside[k] != NULL ? r->beside[k]->length : 0;
-    if (!tokenizer_read_tokens(t, r->path, vocabulary, bytes / 4 + 1, 4 * bytes + 64, r->err))
-        return false;
+    if (!tokenizer_read_tokens(t, r->path, vocabulary, bytes, r->err)) return false;
     t->base = t->vocab;
     r->next = vocabulary->count;
     t->ignore_merges = ignore;
@@ -463,10 +461,10 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     return text;
 }
 
-// Fills *t from the files of dir: tokenizer.json, or else vocab.json and merges.txt, and the other
-// tokenizer_files. Does not read a file whose text is in t->files already. dir NULL: reads no file.
-// On error returns NULL, with the reason in err.
-static Tokenizer *tokenizer_parse(Tokenizer *t, const char *dir, Error *err) {
+// Fills *t, which is zero, from the files of dir: tokenizer.json, or else vocab.json and
+// merges.txt, and the other tokenizer_files. Does not read a file whose text is in t->files
+// already. dir NULL: reads no file. On error returns NULL, with the reason in err.
+static Tokenizer *tokenizer_open(Tokenizer *t, const char *dir, Error *err) {
     char path[PATH_MAX] = "", model[PATH_MAX] = "", *made = NULL;
     PartReader reader = {.t = t, .path = path, .bos = TOKENIZER_NONE, .eos = TOKENIZER_NONE,
                          .err = err}, *r = &reader;
@@ -522,12 +520,7 @@ static Tokenizer *tokenizer_bytes(void) {
     text_close(f);
     merges->text = strdup("#version: 0.2\n");
     merges->length = strlen(merges->text);
-    return tokenizer_parse(t, NULL, &err);
-}
-
-// Opens the tokenizer of a directory.
-static Tokenizer *tokenizer_open(const char *dir, Error *err) {
-    return tokenizer_parse(ALLOC(Tokenizer, 1, "tokenizer"), dir, err);
+    return tokenizer_open(t, NULL, &err);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -216,21 +216,20 @@ static size_t places_for(size_t count) {
     return places;
 }
 
-// Reads a vocabulary {"text": id, ..}. Leaves room for `more` tokens with `more_bytes` of text.
+// Reads a vocabulary {"text": id, ..}. Leaves room for added tokens (`more`: bytes of their JSON).
 static bool tokenizer_read_tokens(Tokenizer *t, const char *file, const Json *vocabulary,
-                                  size_t more, size_t more_bytes, Error *err) {
-    size_t id = 0, bytes = more_bytes;
+                                  size_t more, Error *err) {
+    size_t id = 0;
     for (const Json *token = vocabulary->child; token != NULL; token = token->next) {
         if (!json_size(token, &id) || id >= TOKENIZER_MAX_IDS)
             return error_set(err, "%.200s: the id of \"%.100s\" is not a number below 2^24", file,
                              token->key);
         if (id >= t->vocab) t->vocab = id + 1;
-        bytes += token->key_length;
     }
     t->place_mask = places_for(vocabulary->count) - 1;
     t->places = ALLOC(TokenPlace, t->place_mask + 1, "vocabulary");
-    t->tokens = ALLOC(TokenText, t->vocab + more, "vocabulary");
-    t->bytes = ALLOC(char, bytes, "vocabulary");
+    t->tokens = ALLOC(TokenText, t->vocab + more / 4 + 1, "vocabulary");
+    t->bytes = ALLOC(char, vocabulary->length + 4 * more + 64, "vocabulary");
     if (!t->byte_level) t->joins = ALLOC(bool, 1 << 16, "vocabulary");
     for (const Json *token = vocabulary->child; token != NULL; token = token->next) {
         json_size(token, &id);

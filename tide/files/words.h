@@ -50,8 +50,7 @@ enum {
     WORD_COMPOSES = 8,         // NFC may change it, or the code point before it (nfc.h)
     WORD_UPPER = 16,           // a capital, a letter without case, or a mark
     WORD_LOWER = 32,           // a small letter, a letter without case, or a mark
-    WORD_POINTS = 0x323b0,     // code points from here on are of class UNICODE_OTHER
-    WORD_END = UNICODE_SPACE + 1  // the class of the "next code point" at the end of a text
+    WORD_POINTS = 0x323b0      // code points from here on are of class UNICODE_OTHER
 };
 
 // The bits of each code point below WORD_POINTS. Without this table, a search in ranges would take
@@ -136,7 +135,7 @@ static size_t word_cased(const char *s, size_t at, size_t n) {
 static size_t word_length(const WordRule *rule, const char *s, size_t n) {
     size_t first, second = 0;
     const int bits = word_bits(s, n, &first), kind = bits & WORD_CLASS;
-    const int next = first < n ? word_class(s + first, n - first, &second) : WORD_END;
+    const int next = first < n ? word_class(s + first, n - first, &second) : UNICODE_SPACE;
     const bool space = s[0] == ' ';
     const size_t contraction = s[0] == '\'' && !rule->cased ? word_contraction(rule, s, n) : 0;
     if (contraction > 0) return contraction;

@@ -8,34 +8,17 @@
 #include "options.h"
 #include "../files/chat.h"
 
-static int sample_compare(const void *a, const void *b) {  // descending
-    const float x = *(const float *)a, y = *(const float *)b;
-    return (x < y) - (x > y);
-}
-
-// Returns a copy of the n numbers, the largest first; the caller frees it.
-static float *sample_sorted(const float *x, size_t n) {
-    float *sorted = ALLOC(float, n, "sampling");
-    memcpy(sorted, x, n * sizeof(float));
-    qsort(sorted, n, sizeof(float), sample_compare);
-    return sorted;
-}
-
 // Keeps the nucleus (Holtzman et al. 2020) of n probabilities: the largest, as few as have a sum of
 // `enough` > 0 or more; of equal ones the first. Sets all others to 0. Returns the nucleus's sum.
 static double sample_nucleus(float *p, size_t n, double enough) {
-    float *sorted = sample_sorted(p, n);
-    size_t kept = 0, equal = 0;
+    uint64_t *order = ALLOC(uint64_t, n, "sampling");  // bits of numbers >= 0 are in their order
+    size_t kept = 0;
     double sum = 0;
-    while (kept < n && sum < enough) sum += sorted[kept++];
-    const float least = sorted[kept - 1];
-    while (equal < kept && sorted[kept - 1 - equal] == least) equal++;
-    for (size_t i = 0; i < n; i++) {
-        const bool last = p[i] == least && equal > 0;  // equal to the smallest kept number
-        if (p[i] <= least && !last) p[i] = 0;
-        equal -= last;
-    }
-    free(sorted);
+    for (size_t i = 0; i < n; i++) order[i] = (uint64_t)~float_bits(p[i]) << 32 | i;
+    qsort(order, n, sizeof *order, compare_words);
+    for (; kept < n && sum < enough; kept++) sum += p[(uint32_t)order[kept]];
+    for (size_t k = kept; k < n; k++) p[(uint32_t)order[k]] = 0;
+    free(order);
     return sum;
 }
 
@@ -53,8 +36,10 @@ static int32_t sample(float *logits, size_t n, double temperature, size_t top_k,
     if (temperature < 1e-6) return (int32_t)best;
     float least = -INFINITY;
     if (top_k > 0 && top_k < n) {
-        float *sorted = sample_sorted(logits, n);
-        least = sorted[top_k - 1];
+        double *sorted = ALLOC(double, n, "sampling");
+        for (size_t i = 0; i < n; i++) sorted[i] = logits[i];
+        qsort(sorted, n, sizeof *sorted, compare_doubles);
+        least = (float)sorted[n - top_k];
         free(sorted);
     }
     const float max = logits[best];
@@ -212,17 +197,16 @@ static void sample_chat(Sampler *s, const Chat *chat) {
     const bool terminal = isatty(STDIN_FILENO), system = option_given(o, "prompt");
     bool full = false;
     const size_t room = min_size(o->sample_tokens, s->context / 2);
-    ChatMessage *m = (ChatMessage *)array_grow(NULL, 0, sizeof *m, "a conversation");
+    ChatMessage *m = ALLOC(ChatMessage, 1, "a conversation");
     size_t count = 0, length;
     char *text;
     if (system) m[count++] = (ChatMessage){CHAT_SYSTEM, o->prompt, strlen(o->prompt)};
     while (*s->stop == 0 && (text = chat_turn(terminal, &length)) != NULL) {
-        const ChatMessage turn[2] = {{CHAT_USER, text, length}, {CHAT_ASSISTANT, NULL, 0}};
         if (encode_white(text, length, false, true) == length) continue;
-        for (int k = 0; k < 2; k++) {
-            m = (ChatMessage *)array_grow(m, count, sizeof *m, "a conversation");
-            m[count++] = turn[k];
-        }
+        m = (ChatMessage *)realloc(m, (count + 2) * sizeof *m);
+        if (m == NULL) fail("out of memory: a conversation");
+        m[count++] = (ChatMessage){CHAT_USER, text, length};
+        m[count++] = (ChatMessage){CHAT_ASSISTANT, NULL, 0};
         for (chat_tokens(s, chat, m, count); s->n + room > s->context && count - system > 2;
              chat_tokens(s, chat, m, count)) {
             if (!full) fprintf(stderr, "tide: the window of %zu tokens is full: from here on the "

@@ -170,7 +170,8 @@ static void test_task(void) {
     // OPT's texts begin with </s>, those of bytes and of other models not
     r->config.family = FAMILY_OPT;
     CHECK(run_first_token(r) == -1, "bytes");
-    r->tokenizer = tokenizer_open(TEST_FIXTURES "/tokenizer", &err);
+    r->tokenizer = tokenizer_open(ALLOC(Tokenizer, 1, "tokenizer"), TEST_FIXTURES "/tokenizer",
+                                  &err);
     CHECK(run_first_token(r) == 2, "no </s>");
     r->config.family = FAMILY_GPT2;
     CHECK(run_first_token(r) == -1, "GPT-2");
