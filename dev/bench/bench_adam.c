@@ -13,7 +13,7 @@ static double median(double *x, size_t n) {
     return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
 }
 
-// The same streams as adam_update(), with next to no arithmetic.
+// The same streams as adam_work(), with next to no arithmetic.
 #define PLAIN_UPDATE(GRADIENT)                        \
     _Pragma("omp parallel for simd schedule(static)") \
     for (size_t i = 0; i < n; i++) {                  \

@@ -2,7 +2,6 @@
 // loops with the same bits as adam_scalar() and adam_bf16(), and sums of gradients.
 //
 //   adam_work()            makes one pass over the state of some runs, with all threads
-//   adam_update()          makes the step of an arena
 //   adam_range()           makes the step of a range of elements, on the calling thread
 #ifndef TIDE_ADAM_FAST_H
 #define TIDE_ADAM_FAST_H
@@ -210,16 +209,6 @@ static inline void adam_work(const AdamWork *w) {
             adam_range(w, r.at, r.at + r.length, (uint32_t)(r.index - r.at), r.decay);
         else accumulate_range(w, &r, block);
     }
-}
-
-// Makes the AdamW step of elements 0 .. n - 1 of an arena, by their gradient.
-static inline void adam_update(void *w, uint16_t *low, void *m, void *v, const void *grad,
-                               int grad_is_half, size_t n, const AdamStep *s, int decay) {
-    const AdamRun run = {0, n, decay, 0};
-    const AdamWork work = {.w = w, .low = low, .m = m, .v = v, .grad = grad,
-                           .grad_is_half = grad_is_half, .scale = 1, .runs = &run, .count = 1,
-                           .step = *s};
-    adam_work(&work);
 }
 
 #endif

@@ -99,6 +99,10 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
         float *p = scratch + (size_t)omp_get_thread_num() * attention_scratch_floats(T);
         float *ds = p + STRIP * round_up(T, 16);
         float *product_scratch = ds + STRIP * round_up(T, 16);
+        for (size_t u = 0; u < T && h == kv * group; u++) {
+            memset(dk + u * Q, 0, HS * sizeof(float));
+            memset(dv + u * Q, 0, HS * sizeof(float));
+        }
         for (size_t first = 0; first < T; first += STRIP) {
             const size_t rows = min_size(STRIP, T - first);
             const int32_t *begin = begins == NULL ? NULL : begins + b * T + first;
@@ -107,13 +111,6 @@ static void attention_backward(float *dqkv, const float *dout, const float *out,
             const float *kl = k + low * Q, *vl = v + low * Q;
             const float *o = out + (b * T + first) * A + h * HS;
             const float *d = dout + (b * T + first) * A + h * HS;
-            // The strip's own rows of dk and dv are set to 0 for the first head of the group. All
-            // other rows have sums of earlier strips or heads.
-            const size_t fresh = h == kv * group ? first + rows : first;
-            for (size_t u = first; u < fresh; u++) {
-                memset(dk + u * Q, 0, HS * sizeof(float));
-                memset(dv + u * Q, 0, HS * sizeof(float));
-            }
             gemm_serial(false, true, rows, keys, HS, q, Q, kl, Q, p, keys, false, product_scratch);
             gemm_serial(false, true, rows, keys, HS, d, A, vl, Q, ds, keys, false,
                         product_scratch);  // this is dp, until attention_row_backward()

@@ -1,6 +1,6 @@
 // adam.cuh: AdamW and the gradient norm on the GPU, with the bits of adam.h: the update gives the
 // bits of adam_scalar(), and the norm is summed in adam.h's order, in 32 lanes.
-//   adam_update_gpu()                            adam_update() on the GPU
+//   adam_update_gpu()                            adam_work()'s step on the GPU
 //   norm_block_sums_gpu(), norm_total_gpu()      norm_block_sums(), norm_total() on the GPU
 //   weight_from()                                the weight that is stored for a master weight
 #ifndef TIDE_ADAM_CUH
@@ -134,7 +134,7 @@ __global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const
         adam_elements<1>(w, low, m, v, grad, grad_is_half, j, &s, decay, number + j);
 }
 
-// Updates elements at .. at + length - 1 of each run, with the bits of adam_update(). The pointers
+// Updates elements at .. at + length - 1 of each run, with the bits of adam_work(). The pointers
 // are the starts of arenas in device memory. low NULL: the weights have no lower bits; they are
 // bf16 numbers if *step says so, else floats. *step also says how m and v are stored. Fastest if
 // the arenas are aligned to 16 bytes.

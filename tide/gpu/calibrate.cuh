@@ -45,7 +45,10 @@ static double calibrate_median(double *x, int count) {
 static void calibrate_adam(const void *arg) {
     const HostState *s = (const HostState *)arg;
     const AdamStep step = adam_step_prepare(1e-3, 0.9, 0.95, 1e-8, 0.1, 1, 1);
-    adam_update(s->w, s->low, s->m, s->v, s->grad, 1, s->n, &step, 1);
+    const AdamRun run = {0, s->n, 1, 0};
+    const AdamWork work = {.w = s->w, .low = s->low, .m = s->m, .v = s->v, .grad = s->grad,
+                           .grad_is_half = 1, .scale = 1, .runs = &run, .count = 1, .step = step};
+    adam_work(&work);
 }
 
 // Draws normal numbers, eight per thread, and writes them: writing takes less time than drawing.

@@ -54,7 +54,7 @@ enum {
 #define BIG 9007199254740991.0  // 2^53 - 1: the largest count, exact in JSON and in a double
 
 // "auto" is stored as AUTO_COUNT or AUTO_REAL, or as 0 if the range begins above 0. A text that was
-// not given is NULL. Texts point into argv, the table, or `saved`.
+// not given is NULL. Texts point into argv, the table, or memory of options_resume().
 enum { OPTION_MOST = 100 };  // most rows of the table
 typedef struct {  // a field for each option of the table, and more at the end
     const char *model, *data, *val, *tokenizer, *labels, *template_text, *scores, *prompt, *out,
@@ -73,7 +73,6 @@ typedef struct {  // a field for each option of the table, and more at the end
     bool help_all;             // --help all: every option
     bool gpu_build;
     bool given[OPTION_MOST];   // by row of the table: is it on the command line?
-    char *saved;               // memory of the texts from a checkpoint
 } Options;
 
 typedef struct {
@@ -629,7 +628,7 @@ static bool option_same(const Options *a, const Options *b, const Option *opt) {
 // unknown lines: another build may have written them. Returns the options of the checkpoint.
 static Options options_resume(Options *o, const char *lines) {
     Options before = *o;
-    char *end = o->saved = ALLOC(char, strlen(lines) + 1, "options");
+    char *end = ALLOC(char, strlen(lines) + 1, "options");  // has the texts from here on
     for (int i = 0; i < OPTION_COUNT; i++) {
         const Option *opt = &option_table[i];
         char name[64];

@@ -62,8 +62,9 @@ static void far_away(void) {
     check_floats("packed columns", near[5], want, ROOM);
 
     const AdamStep step = adam_step_prepare(1e-2, 0.9, 0.95, 1e-8, 0.3, 3, 0.37);
-    adam_update(p, NULL, copy(near[2], ROOM), copy(near[3], ROOM), near[4], false, ROWS * CHOSEN,
-                &step, z->decay);
+    float *m = copy(near[2], ROOM), *v = copy(near[3], ROOM);
+    for (size_t i = 0; i < ROWS * CHOSEN; i++)
+        adam_scalar(p + i, m + i, v + i, near[4][i], &step, step.weight_decay);
     want = copy(near[0], ROOM);
     for (size_t r = 0; r < ROWS; r++)
         for (size_t j = 0; j < CHOSEN; j++) want[r * COLS + (size_t)of[j]] = p[r * CHOSEN + j];

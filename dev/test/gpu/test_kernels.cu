@@ -336,7 +336,7 @@ static void adam_divides_as_ieee_does(void) {
     set_shape("%zu", n);
     float *d_p = device<float>(p, n), *d_m = device<float>(m, n), *d_v = device<float>(v, n);
     adam_update_gpu(d_p, NULL, d_m, d_v, device<float>(g, n), false, &run, 1, &step, stream);
-    adam_update(p, NULL, m, v, g, false, n, &step, 0);
+    for (size_t i = 0; i < n; i++) adam_scalar(p + i, m + i, v + i, g[i], &step, 0);
     check_equal<float>("step", host(d_p, n), p, n);
 }
 
