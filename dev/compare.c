@@ -110,7 +110,7 @@ int main(int argc, char **argv) {
             continue;
         }
         shape_text(shape_a, a[i]->rank, a[i]->shape);
-        const bool kinds = is_float(a[i]->dtype) == is_float(t->dtype);
+        const bool kinds = are_comparable(a[i]->dtype, t->dtype);
         if (strcmp(shape, shape_a) != 0 || !kinds) {
             other++;
             printf("%-*s  %-*s  %9s  %9s  %9s  ", wide, t->name, wide_shape, shape, "-", "-", "-");

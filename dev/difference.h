@@ -11,8 +11,14 @@ typedef struct {
     size_t invalid;                    // NaN on either side, or an infinity on one
 } Difference;
 
-static bool is_float(int dtype) {  // else it is a type of integers
-    return dtype == ST_F32 || dtype == ST_F16 || dtype == ST_BF16 || dtype == ST_F64;
+static bool is_float(int dtype) { return dtype <= ST_F64; }
+
+// Can two types be compared? Floats can, of any width, and so can integers, except U64. Numbers of
+// the other types (U64, complex, of 8 bits) are compared as bits, with those of the same type.
+static bool are_comparable(int a, int b) {
+    enum { INTEGERS_END = 12 };  // in st_dtypes
+    return a == b || (is_float(a) && is_float(b))
+        || (!is_float(a) && !is_float(b) && a < INTEGERS_END && b < INTEGERS_END);
 }
 
 static double float_at(const SafeTensor *t, size_t i) {
@@ -27,14 +33,15 @@ static double float_at(const SafeTensor *t, size_t i) {
 }
 
 static int64_t integer_at(const SafeTensor *t, size_t i) {
-    int64_t wide;
-    int32_t narrow;
-    if (t->dtype == ST_I64) { memcpy(&wide, t->data + 8 * i, 8); return wide; }
-    if (t->dtype == ST_I32) { memcpy(&narrow, t->data + 4 * i, 4); return narrow; }
-    return t->data[i];
+    const size_t size = st_dtypes[t->dtype].size;
+    const int unused = 64 - 8 * (int)size;
+    uint64_t x = 0;
+    memcpy(&x, t->data + size * i, size);
+    const bool has_sign = st_dtypes[t->dtype].name[0] == 'I';
+    return has_sign ? (int64_t)(x << unused) >> unused : (int64_t)x;
 }
 
-// Compares a with b, of one kind and of one shape.
+// Compares a with b, of one shape and of types that are comparable.
 static Difference difference(const SafeTensor *a, const SafeTensor *b) {
     Difference r;
     memset(&r, 0, sizeof r);

@@ -18,7 +18,7 @@ static const char help[] =
     "  --note T   below the picture\n";
 
 enum { WIDTH = 800, HEIGHT = 470, LEFT = 64, RIGHT = 20, TOP = 76, BOTTOM = 80, MOST_ROWS = 400,
-       MOST_COLUMNS = 12, PIXELS = WIDTH - LEFT - RIGHT, FLOOR = HEIGHT - BOTTOM };
+       MOST_COLUMNS = 12, MOST_BYTES = 1 << 20, PIXELS = WIDTH - LEFT - RIGHT, FLOOR = HEIGHT - BOTTOM };
 static const char *const colours[] = {"#2670bf", "#d9601a", "#599a3e", "#8a5ec0", "#dcac3d",
                                       "#2a998b", "#a8446f", "#84b6ea", "#738090", "#c0563f",
                                       "#4f9fb8", "#b08549"};
@@ -41,7 +41,7 @@ static bool is_number(const char *s, double *x) {
 // Reads it all. Cells are cut out of the text.
 static void read_table(Table *t, FILE *f, const char *path, bool stack) {
     size_t n = 0, row = 0;
-    for (int c; (c = fgetc(f)) != EOF;) {
+    for (int c; n <= MOST_BYTES && (c = fgetc(f)) != EOF;) {
         t->text = (char *)array_grow(t->text, n, 1, "the table");
         t->text[n++] = (char)c;
     }
@@ -50,6 +50,7 @@ static void read_table(Table *t, FILE *f, const char *path, bool stack) {
     if (n == 0 && !ferror(f)) die("%s is empty", path);
     const char *kind = file_kind(t->text, n);
     if (kind != NULL) die("%s is %s", path, kind);
+    if (n > MOST_BYTES) die("%s: more than %d bytes", path, MOST_BYTES);
     if (ferror(f) || strlen(t->text) != n) die("%s: not a text that can be read", path);
     t->numbers = true;
     char *lines = NULL;

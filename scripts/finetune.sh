@@ -36,7 +36,7 @@ cd "$(dirname "$0")/.."
 if [ "$top" = "$PWD" ]; then top=''; else top=$PWD/; fi  # printed commands work in the caller's folder
 [ -n "$file" ] || [ -z "$model" ] || refuse "MODEL without FILE: name your examples with FILE=my.jsonl"
 [ -n "$file" ] || [ -z "$plan" ] || refuse "--plan without FILE: name your examples with FILE=my.jsonl"
-[ -z "$file" ] || [ -r "$file" ] || refuse "FILE=$file: there is no such file"
+[ -z "$file" ] || { [ -f "$file" ] && [ -r "$file" ]; } || refuse "FILE=$file: there is no such file, or it cannot be read"
 case ${DEMO-}:$file in : | :* | chat:) ;; *) refuse "DEMO=$DEMO: it is chat, without FILE" ;; esac
 
 # option NAME OPTION...: prints the last value of this option
@@ -60,14 +60,14 @@ count() {
 # answers MODEL: prints the model's answers to the last three examples
 answers() {
     for k in 3 2 1; do
-        if asked=$("${top}build/ask" "$file" $k prompt); then
-            "$trainer" --model "$1" ${tokenizer:+--tokenizer "$tokenizer"} --steps 0 --prompt "$asked" \
-                --sample-tokens 64 --temperature 0
+        if asked=$("${top}build/ask" "$file" $k prompt && echo .); then
+            "$trainer" --model "$1" ${tokenizer:+--tokenizer "$tokenizer"} --steps 0 --prompt="${asked%.}" \
+                --sample-tokens 64 --temperature 0  # with the newlines at its end
         elif asked=$("${top}build/ask" "$file" $k user); then
             system=$("${top}build/ask" "$file" $k system) || system=''
             echo "> $asked"
             echo "$asked" | "$trainer" --model "$1" ${tokenizer:+--tokenizer "$tokenizer"} --steps 0 --chat \
-                ${format:+--chat-format "$format"} ${system:+--prompt "$system"} --sample-tokens 64 \
+                ${format:+--chat-format "$format"} ${system:+"--prompt=$system"} --sample-tokens 64 \
                 --temperature 0 2>&1 | sed '/^conversations: /d'
         fi
     done
@@ -142,6 +142,7 @@ if [ -n "$file" ]; then
         '{"' | '[{') ;;
         *)
         said=$("${top}build/ask" "$file" 1 prompt 2>&1 >/dev/null) || :
+        said=${said#tide: }
         refuse "${said:-$file has no JSON lines}: FILE is examples, each a line like \
 {\"prompt\": \"2 + 2 =\", \"completion\": \" 4\"}; doc/finetuning.md has a command that makes them of a CSV" ;;
     esac

@@ -24,8 +24,7 @@ usage() { echo "tide: usage: scripts/launch.sh N COMMAND [ARGUMENT...]" >&2; exi
 [ $# -ge 2 ] || usage
 ranks=$1
 shift
-case $ranks in '' | *[!0-9]* | ?????*) usage ;; esac
-[ "$ranks" -ge 1 ] || usage
+case $ranks in '' | *[!0-9]* | 0* | ?????*) usage ;; esac  # (a shell may take 010 for 8)
 command -v "$1" >/dev/null || { echo "tide: launch.sh: $1: no such command" >&2; exit 2; }
 
 # free_port: prints an unused port, below those that the kernel gives to connections.

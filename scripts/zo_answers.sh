@@ -73,7 +73,7 @@ score() {
             refuse "$val: line $k from the end has no prompt and completion"
         fi
         asked=${asked%.}  # with the newlines at its end
-        said=$("$trainer" --model "$2" --steps 0 --prompt "$asked" --sample-tokens "${TOKENS:-50}" \
+        said=$("$trainer" --model "$2" --steps 0 --prompt="$asked" --sample-tokens "${TOKENS:-50}" \
             --temperature 0 && echo .) || exit 1
         said=${said%.}
         answer=$(printf '%s' "${said#"$asked"}" | tr '\t' ' ' | sed -n '/[^[:space:]]/ { p; q; }')

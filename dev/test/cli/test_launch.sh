@@ -28,7 +28,7 @@ kept() {
 }
 check what_is_set_is_kept kept
 
-for n in '' 0 x 1x -1 99999; do refuses "not_a_number_'$n'" 2 usage: sh "$launch" "$n" true; done
+for n in '' 0 x 1x -1 08 99999; do refuses "not_a_number_'$n'" 2 usage: sh "$launch" "$n" true; done
 refuses no_command 2 usage: sh "$launch" 2
 refuses unknown_command 2 'no such command' sh "$launch" 2 ./no_such_command
 

@@ -123,6 +123,7 @@ tuned_by_scripts() {
     echo 'echo "fetched: $*"' >tune/dev/data/model.sh
     for name in x.json x.jsonl "my file.txt"; do lines 1 >"$name"; done
     for n in 100 1000; do lines $n >lines$n.jsonl; done
+    printf '%s\n' '{"prompt": "--steps\n", "completion": "x"}' >dashes.jsonl
     echo '[{"instruction": "Add.", "input": "2 + 2", "output": "4"}]' >alpaca.json
     printf '{"n_layer": 2,\n  "n_positions": 64,\n "n_head": 1}\n' >at64/config.json
     printf '{"n_layer": 2,\n  "max_position_embeddings" : 100,\n "n_head": 1}\n' >at100/config.json

@@ -35,6 +35,13 @@ tensor f64ulp F64 2 16 '\0\0\0\0\0\0\360\077\001\0\0\0\0\0\360\077'  # 1 + 2^-52
 tensor i2 I32 2 8 '\377\000\000\000\010\000\000\000'
 tensor i1 I32 2 8 '\377\000\000\000\007\000\000\000'
 tensor i64 I64 2 16 '\377\0\0\0\0\0\0\0\007\0\0\0\0\0\0\0'
+tensor u16 U16 2 4 '\377\000\010\000'
+tensor i16 I16 2 4 '\377\000\007\000'
+tensor i8 I8 2 2 '\377\007'
+tensor u8 U8 2 2 '\377\007'
+tensor c64 C64 1 8 "$one$one"
+tensor bits I64 1 8 "$one$one"
+tensor c64ulp C64 1 8 "$one"'\001\000\200\077'
 
 dump=$fixtures/gpt2/dump.safetensors
 expect directories 0 '28 tensors: 28 identical' "$fixtures/gpt2" "$fixtures/gpt2/model.safetensors"
@@ -57,6 +64,12 @@ expect inf_in_b 1 'NOT FINITE' "one" "inf" --rtol 1e300
 expect inf_hides_nothing 1 'DIFFERS at \[0\]' "infnear" "inf"
 expect integers 1 'DIFFERS at \[1\]' "i1" "i2" --rtol 1e9
 expect integer_widths 0 '1 identical' "i1" "i64"
+expect last_byte_of_two 1 'DIFFERS at \[1\]' "i16" "u16"
+expect two_bytes 0 '1 identical' "i16" "i64"
+expect one_byte 0 '1 identical' "u8" "i64"
+expect one_byte_with_a_sign 1 '2.56e+02 .*DIFFERS at \[0\]' "i8" "u8"
+expect complex 1 'DIFFERS at \[0\]' "c64ulp" "c64"
+expect complex_is_no_integer 1 'ANOTHER KIND' "c64" "bits"
 expect other_kind 1 'ANOTHER KIND' "i1" "one"
 expect no_match 2 'nothing to compare' "$dump" "$dump" --match nothing.
 expect unknown_option 2 'no such option: --rtoll' "$dump" "$dump" --rtoll 1

@@ -109,6 +109,7 @@ refuses tokenize_tokens 2 'token file' "$tokenize" --out new open_train_000000.b
 refuses tokenize_zip 2 'archive' "$tokenize" --out new pickled
 refuses plot_no_table 2 'no tab' "$plot" text
 printf 'a\tb\n1\t1e308\n' >vast
+refuses plot_an_endless_file 2 '/dev/zero: more than [0-9]* bytes' "$plot" /dev/zero
 refuses plot_a_number_too_large 2 'vast: row 1 has 1e308, which is .* above 1e30' "$plot" vast
 printf 'a\tb\n1e308\t1\n-1e308\t2\n' >vast
 check plot_such_names sh -c '! "$1" vast --lines | grep -w "nan\|inf"' - "$plot"
