@@ -173,8 +173,8 @@ static void run_open_tokenizer(Run *r) {
     const bool own = saved != NULL && (has_merges || path_exists(list));
     path_join(list, home, "tokenizer.model");
     if (asked != NULL ? !bytes : own) {
-        r->tokenizer = tokenizer_open(ALLOC(Tokenizer, 1, "tokenizer"), asked != NULL ? asked : home,
-                                      &tokenizer_why);
+        r->tokenizer = tokenizer_open(ALLOC(Tokenizer, 1, "tokenizer"),
+                                      asked != NULL ? asked : home, &tokenizer_why);
         if (r->tokenizer == NULL && asked != NULL) die("%s", tokenizer_why.text);
     } else if (bytes || saved == NULL || r->config.vocab == 256) {
         r->tokenizer = tokenizer_bytes();
