@@ -3,7 +3,7 @@
 //   safetensors_open, safetensors_parse, safetensors_close  open a file; one in memory; close
 //   safetensors_find, safetensor_floats                 find a tensor; read its elements as fp32
 //   safetensor_release                                  frees the pages of a tensor already read
-//   safewriter_add, _open, _put, _flush, _close         write a file, also from several ranks
+//   safewriter_add, _open, _put, _close                 write a file, also from several ranks
 //
 // A file has three parts: the header's length (8 bytes, little-endian); the header, JSON with the
 // dtype, the shape and the byte range of each tensor; the bytes of all tensors, without gaps.
@@ -259,11 +259,6 @@ static void safewriter_open(SafeWriter *w, const char *path) {
         w->file = fd >= 0 ? fdopen(fd, "wb") : NULL;
         if (w->file == NULL) safewriter_fail(w);
     }
-}
-
-// Sends to the disk what safewriter_put() has written. All writers except writer 0 call it.
-static void safewriter_flush(SafeWriter *w) {
-    if (!w->failed && fsync(fileno(w->file)) != 0) safewriter_fail(w);
 }
 
 // Closes the file, and frees the writer. Writer 0 also sends the file to the disk, and renames it.

@@ -304,7 +304,7 @@ static bool state_save(const StateSave *save, Error *err) {
     for (int k = 0; k < save->here->parts; k++)
         tensors_put(&file, NULL, save->table, save->here, k, k * save->table->count);
     state_gather(&file);
-    if (!first) safewriter_flush(&file);
+    if (!first && !file.failed && fsync(fileno(file.file)) != 0) safewriter_fail(&file);
     file.failed = !state_agree(!file.failed, &file.err);
     ok = first ? state_commit(save, &file, made, err) : safewriter_close(&file, err);
     if (!state_agree(ok, err)) return false;
