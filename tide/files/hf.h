@@ -302,7 +302,6 @@ static const struct { int naming; bool needed; const char *key, *value; } config
     {NAMING_GPT2, false, "embd_pdrop", "0.0"},
     {NAMING_GPT2, false, "attn_pdrop", "0.0"},
     {NAMING_GPT2, false, "resid_pdrop", "0.0"},
-    {NAMING_OPT, false, "do_layer_norm_before", "true"},
     {NAMING_OPT, true, "enable_bias", "true"},
     {NAMING_OPT, true, "layer_norm_elementwise_affine", "true"},
     {NAMING_OPT, true, "_remove_final_layer_norm", "false"},
@@ -318,17 +317,17 @@ enum { CONFIG_FIXED = sizeof config_fixed / sizeof config_fixed[0] };
 
 // Patterns (fnmatch()) of other keys: first, keys that are read; from "_*" on, keys without effect.
 static const char *const config_known[] = {
-    "model_type", "is_causal", "tie_word_embeddings", "activation_function", "word_embed_proj_dim",
-    "hidden_act", "head_dim", "num_key_value_heads", "rms_norm_eps", "attention_bias", "mlp_bias",
-    "layer_types", "no_rope_layer*", "sliding_window", "use_sliding_window", "max_window_layers",
-    "rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings",
-    "_*", "architectures", "auto_map", "torch*", "dtype", "transformers*", "unsloth_*", "*token*",
-    "prefix", "n_ctx", "n_special", "init*", "m*_length", "*drop*", "summary_*", "*task*",
-    "*label*", "problem_type", "output_*", "return_dict*", "top_?", "use_cache", "use_bfloat16",
-    "use_flash_attn*", "attn_implementation", "use_mrope", "typical_p", "pretraining_tp",
-    "reorder_and_upcast_attn", "pruned_heads", "chunk_size_feed_forward", "gradient_checkpointing",
-    "cross_attention_hidden_size", "*_decoder", "is_llama_config", "tf_legacy_loss",
-    "rope_interleaved", "do_sample", "temperature", "early_stopping", "num_beam*",
+    "model_type", "is_causal", "tie_word_embeddings", "activation_function", "do_layer_norm_before",
+    "word_embed_proj_dim", "hidden_act", "head_dim", "num_key_value_heads", "rms_norm_eps",
+    "attention_bias", "mlp_bias", "layer_types", "no_rope_layer*", "sliding_window",
+    "use_sliding_window", "max_window_layers", "rope_theta", "rope_scaling", "rope_parameters",
+    "original_max_position_embeddings", "_*", "architectures", "auto_map", "torch*", "dtype",
+    "transformers*", "unsloth_*", "*token*", "prefix", "n_ctx", "n_special", "init*", "m*_length",
+    "*drop*", "summary_*", "*task*", "*label*", "problem_type", "output_*", "return_dict*", "top_?",
+    "use_cache", "use_bfloat16", "use_flash_attn*", "attn_implementation", "use_mrope", "typical_p",
+    "pretraining_tp", "reorder_and_upcast_attn", "pruned_heads", "chunk_size_feed_forward",
+    "gradient_checkpointing", "cross_attention_hidden_size", "*_decoder", "is_llama_config",
+    "tf_legacy_loss", "rope_interleaved", "do_sample", "temperature", "early_stopping", "num_beam*",
     "num_return_sequences", "*_penalty", "*ngram_size", "bad_words_ids", "remove_invalid_values"};
 
 // Warns, in one line, of the members of a configuration that none of the three tables has.
@@ -631,13 +630,12 @@ static void model_load(const char *path, const GPT2Config *c, const GPT2Table *t
             const SafeTensor *ten = &files[f].tensors[i];
             bool used = ten->seen;
             for (int k = 0; k < 3; k++) used |= fnmatch(made_anew[k], ten->name, 0) == 0;
-            if (!used && c->tied && strcmp(ten->name, "lm_head.weight") == 0) {
-                used = ten->bytes == wte->bytes && memcmp(ten->data, wte->data, wte->bytes) == 0;
-                if (!used)
-                    die("%s: tensor lm_head.weight is not %s: \"tie_word_embeddings\": false in "
-                        "config.json unties them", path, wte->name);
-            }
-            if (!used)
+            const bool head = c->tied && strcmp(ten->name, "lm_head.weight") == 0;
+            if (!used && head
+                && (ten->bytes != wte->bytes || memcmp(ten->data, wte->data, wte->bytes) != 0))
+                die("%s: tensor lm_head.weight is not %s: \"tie_word_embeddings\": false in "
+                    "config.json unties them", path, wte->name);
+            if (!used && !head)
                 die("%s: tensor %.100s is unknown to a %s model with %s head, or there twice", path,
                     ten->name, hf_families[c->family].type, c->tied ? "a tied" : "an untied");
         }
@@ -718,12 +716,12 @@ static void config_write_new(FILE *f, const GPT2Config *c, TextEnds ends) {
     for (int i = 0; i < CONFIG_SIZES; i++)
         fprintf(f, "  \"%s\": %zu,\n", config_sizes[i].names[naming],
                 *(const size_t *)(const void *)((const char *)c + config_sizes[i].at));
-    for (int i = 0; i < CONFIG_FIXED; i++) {
-        const char *key = config_fixed[i].key, *value = config_fixed[i].value;
-        if (c->post_norm && strcmp(key, "do_layer_norm_before") == 0) value = "false";
-        if (config_fixed[i].naming == naming) fprintf(f, "  \"%s\": %s,\n", key, value);
-    }
-    if (naming == NAMING_OPT) fprintf(f, "  \"word_embed_proj_dim\": %zu,\n", config_embed(c));
+    for (int i = 0; i < CONFIG_FIXED; i++)
+        if (config_fixed[i].naming == naming)
+            fprintf(f, "  \"%s\": %s,\n", config_fixed[i].key, config_fixed[i].value);
+    if (naming == NAMING_OPT)
+        fprintf(f, "  \"do_layer_norm_before\": %s,\n  \"word_embed_proj_dim\": %zu,\n",
+                c->post_norm ? "false" : "true", config_embed(c));
     if (naming == NAMING_GPT2) fprintf(f, "  \"n_ctx\": %zu,\n", c->context);
     if (naming == NAMING_LLAMA) config_write_llama(f, c);
     else fprintf(f, "  \"activation_function\": \"%s\",\n",
