@@ -117,8 +117,11 @@ static void output_document(Output *o, const char *text, size_t n) {
     o->documents += n > 0;
     for (size_t at = 0, block; at < n; at += block, list.count = 0) {
         block = tokenizer_block(tok, text + at, n - at, 1 << 20);
-        document_encode(tok, text, n, at, block, o->ended, &list);
-        if (at + block == n)
+        const bool ends = at + block == n;
+        tokenizer_text(tok, text + at, block, at > 0 ? TOKENIZER_GOES_ON : 0,
+                       at == 0 ? document_front(tok, o->ended) : -1, ends ? tok->behind : -1,
+                       &list);
+        if (ends)
             o->ended = list.count > 0 && (int)list.ids[list.count - 1] == tok->eot;
         output_tokens(o, list.ids, list.count);
     }

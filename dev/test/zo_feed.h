@@ -54,5 +54,6 @@ static void feed_fill(Feed *f, const GPT2Config *c, size_t B, size_t T, size_t b
     t->first_token = -1;
     for (int k = 0; k < 3; k++) t->word[k] = 5 + 9 * k;
     r->task_train = r->task_val = task_view(t, 0, FEED_PROMPTS);
+    task_pack(&r->task_train, T, false);
 }
 #endif

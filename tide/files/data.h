@@ -79,7 +79,7 @@ static TokenSegment segment_parse(const char *name, const void *bytes, size_t n)
 static Error tokenizer_why = {"the model came without one"};
 
 // Encodes `texts` into one segment of tokens. Each segment of `texts` has the bytes of a file. The
-// file becomes one document (document_encode()), and is unmapped when it is encoded.
+// file becomes one document (document_front()), and is unmapped when it is encoded.
 static TokenSegment data_encode(const TokenData *texts, const char *name, const Tokenizer *tok) {
     TokenSegment all = {name, NULL, 0, 0, tok->vocab <= 65536 ? 2 : 4};
     // A token takes 4 bytes here, and stands for about 4 bytes of text (1 in a vocabulary of
@@ -98,7 +98,8 @@ static TokenSegment data_encode(const TokenData *texts, const char *name, const 
         const TokenSegment *text = &texts->segments[i];
         const size_t n = text->count;
         const bool first = list.count == 0 || (int)list.ids[list.count - 1] == tok->eot;
-        document_encode(tok, (const char *)text->tokens, n, 0, n, first, &list);
+        tokenizer_text(tok, (const char *)text->tokens, n, 0, document_front(tok, first),
+                       tok->behind, &list);
         munmap((void *)text->tokens, n);
     }
     all.count = list.count;

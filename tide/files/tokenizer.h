@@ -5,7 +5,7 @@
 //     tokenizer_save()     writes the files of a tokenizer
 //     tokenizer_encode()   encodes a text
 //     tokenizer_text()     encodes a text, and adds a token in front and a token behind
-//     document_encode()    encodes a document to train on
+//     document_front()     the token in front of a document to train on
 //     tokenizer_token()    the text of one token
 //     tokenizer_added()    the id of an added token; tokenizer_ends(): does a token end a text?
 //
@@ -642,14 +642,11 @@ static void tokenizer_text(const Tokenizer *t, const char *text, size_t n, int h
     if (behind >= 0 && !ends) tokens_add(out, (uint32_t)behind);
 }
 
-// Encodes n bytes, from `at` on, of a training document of `all` bytes. Puts t->bos in front of the
-// document, and t->behind after it. If the tokenizer has neither, puts t->eot in front, as in
-// GPT-2's training; but not if `first`: no document, or t->eot already, is before this document.
-static void document_encode(const Tokenizer *t, const char *text, size_t all, size_t at, size_t n,
-                            bool first, Tokens *out) {
-    const int front = t->bos >= 0 ? t->bos : t->behind >= 0 || first ? -1 : t->eot;
-    tokenizer_text(t, text + at, n, at > 0 ? TOKENIZER_GOES_ON : 0, at == 0 ? front : -1,
-                   at + n == all ? t->behind : -1, out);
+// Returns the token in front of a training document: t->bos. If the tokenizer has neither t->bos
+// nor t->behind, the token is t->eot, as in GPT-2's training; but there is none (-1) if `first`: no
+// document, or t->eot already, is before this document.
+static int document_front(const Tokenizer *t, bool first) {
+    return t->bos >= 0 ? t->bos : t->behind >= 0 || first ? -1 : t->eot;
 }
 
 // Does this token end a text or an answer of the model?
