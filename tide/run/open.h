@@ -203,17 +203,18 @@ static int32_t run_first_token(const Run *r) {
 // longest example; a packed row for all examples together, but for at most SEQ_AUTO tokens.
 static void run_open_task(Run *r) {
     Options *o = &r->o;
-    const bool tasks[2] = {r->task, r->asks};
-    const char *labels = o->labels, *files[2] = {o->data, o->val};
+    const char *files[2] = {r->task ? o->data : NULL, r->asks ? o->val : NULL};
     Task *opened[2] = {&r->task_all, &r->task_val_all};
+    if (r->tokenizer == NULL) die("examples need --tokenizer: %s", tokenizer_why.text);
     for (int k = 0; k < 2; k++) {
-        if (files[k] == NULL || !tasks[k]) continue;
-        if (labels != NULL && path_exists(files[k]) && path_is_examples(files[k]))
+        const char *file = files[k];
+        if (file == NULL) continue;
+        if (o->labels != NULL && path_exists(file) && path_is_examples(file))
             die("%s has JSON lines: --labels is for labelled sentences, use \"choices\" here",
-                files[k]);
-        TaskReader reader = {labels, o->template_text, r->tokenizer, r->config.vocab,
+                file);
+        TaskReader reader = {o->labels, o->template_text, r->tokenizer, r->config.vocab,
                              o->chat_format, o->train_on > 0, {.first_token = run_first_token(r)}};
-        *opened[k] = task_open(&reader, files[k]);
+        *opened[k] = task_open(&reader, file);
     }
     const size_t all = r->task_all.count, cut = o->val == NULL ? all - all / 10 : all;
     if (r->task) r->task_train = task_view(&r->task_all, 0, cut);
@@ -262,8 +263,6 @@ static void run_open_data(Run *r) {
     const size_t base = r->tokenizer == NULL ? 0 : o->vocab > 0 ? needed : r->tokenizer->base;
     if (base > c->vocab) die("the tokenizer has %zu tokens and the model only %zu", base, c->vocab);
     data_check(&data, c->vocab);
-    if ((r->task || r->asks) && r->tokenizer == NULL)
-        die("examples need --tokenizer: %s", tokenizer_why.text);
     if (r->task || r->asks) run_open_task(r);
     if (texts) {
         const size_t all = data.tokens, cut = o->val == NULL ? all - all / 10 : all;

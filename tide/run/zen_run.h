@@ -65,14 +65,18 @@ static bool zen_is_saved(const Run *r) {
     return r->o.resume && r->state.text != NULL && text_line(r->state.text, "optimizer") != NULL;
 }
 
-// Reads *map and *clock from zen_text()'s lines. The hash of state.txt has been checked.
-static void zen_parse(const char *text, const GPT2Table *t, size_t layers, const ZenConfig *c,
-                      ZenMap *map, ZenClock *clock) {
-    const char *at = text_line(text, "optimizer"), *number = text_line(text, "zen.whole");
-    size_t whole = number != NULL ? strtoul(number, NULL, 10) : 0;
+// Reads *map and *clock from zen_text()'s lines in the checkpoint that is resumed, whose hash has
+// been checked. If it has none, makes new ones: all columns of the last `whole` layers are chosen.
+static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
+    const char *at = zen_is_saved(r) ? text_line(r->state.text, "optimizer") : NULL;
     int read = 0;
-    *map = zen_map(t, layers, c->topk, min_size(whole, layers));
+    if (at != NULL) sscanf(at, " zenflow\nzen.whole %zu", &whole);
+    *map = zen_map(&r->table, r->config.layers, r->o.zen_topk, whole);
     *clock = zen_clock(map);
+    if (at == NULL) {
+        clock->rest_t = r->state.step - r->state.scaling.skipped;  // steps in another mode
+        return;
+    }
     sscanf(at, ZEN_LINES "%n", &whole, &clock->warm, &clock->rest_t, &clock->windows,
            &clock->selections, &read);
     at += read;
@@ -83,20 +87,6 @@ static void zen_parse(const char *text, const GPT2Table *t, size_t layers, const
             map->column[z->column_at + j] = (int32_t)min_size(strtoul(at, &end, 10), z->cols - 1);
             at = end;
         }
-}
-
-// Reads *map and *clock from the checkpoint that is resumed, or makes new ones, in which all
-// columns of the last `whole` layers are chosen.
-static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
-    const size_t layers = r->config.layers;
-    const ZenConfig c = zen_config(&r->o);
-    if (!zen_is_saved(r)) {
-        *map = zen_map(&r->table, layers, c.topk, whole);
-        *clock = zen_clock(map);
-        clock->rest_t = r->state.step - r->state.scaling.skipped;  // steps in another mode
-    } else {
-        zen_parse(r->state.text, &r->table, layers, &c, map, clock);
-    }
 }
 
 // Makes the reference (zenflow.h, section 4) of a run with these arenas, and prints its line.

@@ -263,11 +263,16 @@ static Case case_of(int k) {
 
 // Goes on from what a checkpoint says of the columns and the time.
 static void resume(ZenReference *x, const Model *m) {
-    char *text = zen_text(&x->map, &x->clock);
+    static Run r;
+    r.o.resume = true;
+    r.o.zen_topk = x->config.topk;
+    r.config = m->config;
+    r.table = m->table;
+    r.state.text = zen_text(&x->map, &x->clock);
     zen_map_free(&x->map);
     zen_clock_free(&x->clock);
-    zen_parse(text, &m->table, m->config.layers, &x->config, &x->map, &x->clock);
-    free(text);
+    zen_open(&r, &x->map, &x->clock, 0);
+    free(r.state.text);
 }
 
 // Every second one is also stopped wherever it can be saved.
