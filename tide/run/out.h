@@ -74,6 +74,7 @@ static void out_check(const Options *o, int *lock) {
     output_check("--rates", o->calibrate ? o->rates : NULL);
     if (o->tune != NULL && !path_exists(o->tune)) output_check("--tune", o->tune);
     if (!out_is_written(o)) return;
+    if (strlen(o->out) > PATH_MAX - 200) die("--out: a path of more than %d bytes", PATH_MAX - 200);
     path_join(path, o->out, ".lock");
     const bool used = path_exists(path);
     if (o->resume && !used && state_newest(o->out, SIZE_MAX, false) == 0)
