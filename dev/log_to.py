@@ -6,6 +6,7 @@ true and false are 1 and 0. Exit code: 1 if a package is missing, 2 for a wrong 
 """
 import argparse
 import json
+import math
 import os
 import sys
 import time
@@ -17,7 +18,8 @@ def end(code, text):
 
 
 def batches(path, follow):
-    """Yields the log's new whole lines and the time of its last write: once, or each second."""
+    """Yields the steps and numbers of the log's new whole lines, and the time of its last write:
+    once, or each second."""
     file, rest, last = None, b"", 0
     while True:
         status = os.stat(path)
@@ -30,10 +32,13 @@ def batches(path, follow):
         for text in whole:
             try:
                 line = json.loads(text)
-                if line["step"] >= last:
-                    lines.append(line)
-                    last = line["step"]
-            except (ValueError, TypeError, KeyError):
+                step, values = line["step"], numbers(line)
+                if not isinstance(step, int):
+                    raise ValueError
+                if step >= last:
+                    lines.append((step, values))
+                    last = step
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                 print(f"tide: {path}: a damaged line is left out", file=sys.stderr)
         yield lines, status.st_mtime
         if not follow:
@@ -47,7 +52,7 @@ def numbers(line):
     for key, value in line.items():
         members = value.items() if isinstance(value, dict) else [("", value)]
         flat.update({f"{key}/{member}" if member else key: float(x) for member, x in members
-                     if isinstance(x, (int, float))})
+                     if isinstance(x, (int, float)) and math.isfinite(x)})
     del flat["step"]
     return flat
 
@@ -96,13 +101,15 @@ def main():
             # The log has no time of day: its first lines end when it was last written, and each
             # step is as much later than the one before it as it took.
             if at is None:
-                at = written - sum(line.get("ms", 0) for line in lines) / 1000
-            for line in lines:
-                at += line.get("ms", 0) / 1000
-                add(line["step"], numbers(line), at)
+                at = written - sum(values.get("ms", 0) for _, values in lines) / 1000
+            for step, values in lines:
+                at += values.get("ms", 0) / 1000
+                add(step, values, at)
             flush()
     except KeyboardInterrupt:
         pass
+    except OSError as e:
+        end(1, f"{path}: {e.strerror}")
     close()
 
 

@@ -15,4 +15,4 @@ make train_gpt2
 [ ! -e out/finetune_gpt2/.lock ] || aside out/finetune_gpt2 "$text" "$model"
 ./train_gpt2 --model "$model" --data "$text" --out out/finetune_gpt2 --batch 4 --seq 128 --steps 200 \
     --lr 3e-5 --warmup 20 --eval-every 50 --eval-batches 10 --save-every 100
-./train_gpt2 --model out/finetune_gpt2 --prompt "$(head -c 100 "$text")" --sample-tokens 100
+./train_gpt2 --model out/finetune_gpt2 --prompt="$(head -c 100 "$text")" --sample-tokens 100

@@ -581,8 +581,8 @@ int main(int argc, char **argv) {
         const SafeTensor *t = &list.tensors[i].st;
         safewriter_add(&w, t->name, t->dtype, t->rank, t->shape);
     }
-    safewriter_open(&w, argv[1]);
     unsigned char *chunk = ALLOC(unsigned char, CHUNK * sizeof(double), "a part of a tensor");
+    safewriter_open(&w, argv[1]);  // from here on nothing may fail() and leave OUT.tmp
     for (size_t i = 0; i < list.count; i++) {
         SafeTensor *t = &list.tensors[i].st;
         const size_t size = st_dtypes[t->dtype].size;

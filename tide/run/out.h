@@ -80,6 +80,7 @@ static void out_check(const Options *o, int *lock) {
                     outputs[i].option, outputs[i].path);
     }
     if (!out_is_written(o)) return;
+    if (strlen(o->out) > PATH_MAX - 200) die("--out: a path of more than %d bytes", PATH_MAX - 200);
     path_join(path, o->out, ".lock");
     const bool used = path_exists(path);
     if (o->resume && !used && state_newest(o->out, SIZE_MAX, false) == 0)

@@ -49,7 +49,7 @@ export PYTHONPATH="$work/with"
 log_to=$top/dev/log_to.py
 
 printf '%s\n' '{"step":1,"loss":5.5,"ms":1500,"offload":{"h2d_bytes":3e5},"zenflow":{"closes":true}}' \
-    damaged '[1]' '{"step":3,"loss":5,"ms":2500}' '{"step":3,"val_loss":2.25}' >run/log.jsonl
+    damaged '[1]' '{"step":"2"}' "{\"step\":2,\"x\":$(seq -s '' 999)}" '{"step":3,"loss":5,"ms":2500}' '{"step":3,"val_loss":2.25}' >run/log.jsonl
 printf '{"step":4,' >>run/log.jsonl  # a line that is being written
 touch -d @1000004 run/log.jsonl
 cat >expected <<'E'
@@ -65,7 +65,7 @@ closed
 E
 python3 "$log_to" run --tensorboard tb >got 2>damaged
 check numbers_for_tensorboard diff expected got
-check damaged_lines_are_named test "$(grep -c 'run/log.jsonl: a damaged line' damaged)" -eq 2
+check damaged_lines_are_named test "$(grep -c 'run/log.jsonl: a damaged line' damaged)" -eq 4
 cat >expected <<'E'
 mine run
 1 ('loss', 5.5) ('ms', 1500.0) ('offload/h2d_bytes', 300000.0) ('zenflow/closes', 1.0)
@@ -96,6 +96,15 @@ check follows_a_run diff expected copied
 check still_there kill $follower
 follower=''
 
+mkdir gone
+echo '{"step":1}' >gone/log.jsonl
+python3 "$log_to" gone --tensorboard tb --follow >got 2>gone.err &
+follower=$!
+has_lines 1
+rm gone/log.jsonl
+wait $follower
+check a_log_that_is_removed_is_said test $? -eq 1 -a "$(cat gone.err)" = "tide: gone/log.jsonl: No such file or directory"
+follower=''
 mkdir -p tb/run
 refuses a_run_that_is_there 2 'tb/run exists' python3 "$log_to" run --tensorboard tb
 export PYTHONPATH="$work/without"

@@ -78,6 +78,7 @@ for kind in "$timeline spans" "$plot table"; do
     refuses "too_long: ${kind##*/}" 1 'cannot write new: File too large$' sh -c \
         'why=$(ulimit -f 0; "$@" -o new 2>&1); code=$?; echo "$why" >&2; exit $code' - $kind
 done
+refuses unpickle_without_memory 1 'out of memory: a part of a tensor' sh -c 'ulimit -v 8000; "$1" new pickled' - "$unpickle"
 yes 'a line of a text that has many rows' | head -n 30 >long
 if [ -c /dev/full ]; then
     for kind in "$timeline trace" "$plot table" "$reviews 9 1" "$rows 1 --data long $few" "$tokenize --out new text" \
