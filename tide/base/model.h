@@ -81,9 +81,7 @@ static bool config_turns(const GPT2Config *c, size_t l) {
 }
 static bool config_gated(const GPT2Config *c) { return c->activation == ACTIVATION_SILU; }
 static size_t config_mlp(const GPT2Config *c) { return config_gated(c) ? 2 * c->ffn : c->ffn; }
-static size_t config_wide(const GPT2Config *c) {
-    return config_mlp(c) > config_qkv(c) ? config_mlp(c) : config_qkv(c);
-}
+static size_t config_wide(const GPT2Config *c) { return max_size(config_mlp(c), config_qkv(c)); }
 
 // Returns how many tokens the model sees at most in sampling. The limit of 4096 is for models with
 // a long context: each token takes memory.
