@@ -189,8 +189,8 @@ typedef struct {
     FILE *text;               // writes it
     FILE *file;
     char path[PATH_MAX];
-    uint64_t *sums;           // for each tensor, hash_words() of its bytes, and of the header for
-                              // tensor 0, too
+    uint64_t *sums;           // for each tensor, hash_words() of its bytes. The header counts as
+                              // tensor 0's bytes
     bool failed;
     Error err;                // the first error
 } SafeWriter;

@@ -305,7 +305,8 @@ static bool read_added(PartReader *r) {
             if (!added_read(r, text, id, flags, k > 0)) return false;
         }
     }
-    const Json *const named[3] = {json_get(r->root, "default_tokens"), r->beside[FILE_CONFIG],
+    const Json *made = r->t->files[FILE_JSON].text == NULL ? r->root : NULL;  // by merges_text()
+    const Json *const named[3] = {json_get(made, "default_tokens"), r->beside[FILE_CONFIG],
                                   r->beside[FILE_MAP]};  // a later one has precedence
     for (int k = 0; k < 3; k++) {
         const Json *m = named[k] != NULL ? named[k]->child : NULL;

@@ -291,7 +291,7 @@ static size_t run_val_rows(const Run *r) {
     return min_size(all, (asked > 0 ? asked : 20) * r->B);
 }
 
-// Returns a hash of the validation data, and of what of it is evaluated.
+// Returns a hash of the validation data, and of how many rows are evaluated, of which length.
 static uint64_t run_val_hash(const Run *r) {
     const uint64_t parts[] = {run_val_rows(r), r->val.T,
                               r->asks ? task_hash(&r->task_val) : data_hash(&r->val.data)};
