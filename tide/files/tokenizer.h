@@ -599,7 +599,7 @@ static size_t encode_white(const char *s, size_t n, bool at_end, bool spaces) {
 // tokens whose flag normalized is false. Encodes each piece between them by a second call, with the
 // flag TOKENIZER_PIECE: the piece is normalised, then the other added tokens are cut out. White
 // space before a token with lstrip, or after one with rstrip, is in no piece. Takes memory for a
-// few copies of the longest piece, and 24 bytes for each byte of the longest word.
+// few copies of the longest piece, and 32 bytes for each byte of the longest word.
 static void tokenizer_encode(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
     const bool normalized = (how & TOKENIZER_PIECE) != 0;
     const bool spaces = !normalized || !(t->steps & STEP_PREPEND);
