@@ -503,7 +503,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
 }
 
 // Plans the buffers, prints the plan unless `quiet`, and allocates them. Ends the program if memory
-// is too small. Returns the plan's bytes and `other`: those of the program and of a text's tokens.
+// is too small. Returns the bytes of the plan, and of the program and a text's tokens (`other`).
 static size_t gpt2_allocate(GPT2 *g, size_t other, bool quiet) {
     Buffer list[MAX_BUFFERS];
     const int n = gpt2_buffers(g, list);

@@ -150,7 +150,7 @@ int main(int argc, char **argv) {
             ratio[r] = plain[r] / adam[r];
         }
         const double seconds = median(adam, rounds);
-        printf("adam_update, %s: %.2f G parameters/s, %.1f GB/s, plain loop %.1f GB/s, median "
+        printf("adam_work, %s: %.2f G parameters/s, %.1f GB/s, plain loop %.1f GB/s, median "
                "ratio %.1f %%\n", names[kind], (double)n / seconds * 1e-9, bytes / seconds * 1e-9,
                bytes / median(plain, rounds) * 1e-9, 100 * median(ratio, rounds));
     }

@@ -331,8 +331,8 @@ static void ranks_meet(void) {
     free(all);
 }
 
-// Connects the ranks; main() calls it first. Sends stdout of all ranks but 0 to /dev/null, so that
-// only rank 0 prints.
+// Connects the ranks; run_open() calls it first. Sends stdout of all ranks but 0 to /dev/null, so
+// that only rank 0 prints.
 static void ranks_open(void) {
     pthread_t watcher;
     ranks_find();

@@ -114,8 +114,8 @@ static bool error_set(Error *err, const char *format, ...) {
 // Is true in threads that exit() may wait for, like those of CUDA: they must call _exit().
 static __thread bool thread_is_awaited;
 
-// Declares a variable that all source files of a program share. A GPU's trainer has one for each
-// precision; a C program has one file.
+// Declares a variable that all compilations of a program share. A GPU's trainer has one for each
+// precision (that of bf16 has main() and run_open()); a C program has only one.
 #ifdef __cplusplus
 #define ONE_PER_PROGRAM inline
 #else

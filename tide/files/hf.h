@@ -239,7 +239,7 @@ static bool part_read(const RunState *state, int part, const GPT2Table *t, const
 
 // Saves this process's elements of tensor hf as tensor i of the file, in the type declared there. A
 // matrix to be transposed must be whole on this process; it is written HF_LINES rows at a time. The
-// elements that are skipped stay zero, as safewriter_open() makes the file.
+// elements that are skipped stay zero: safewriter_open() makes a file of zeros.
 static void part_write(const RunState *state, int part, const GPT2Table *t, const HfTensor *hf,
                        SafeWriter *file, int i) {
     const size_t begin = t->tensors[hf->tensor].offset + hf->first, R = hf->shape[0],

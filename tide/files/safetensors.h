@@ -189,8 +189,7 @@ typedef struct {
     FILE *text;               // writes it
     FILE *file;
     char path[PATH_MAX];
-    uint64_t *sums;           // for each tensor, hash_words() of its bytes, and of the header for
-                              // tensor 0, too
+    uint64_t *sums;           // hash_words() of each tensor's bytes; tensor 0's has the header
     bool failed;
     Error err;                // the first error
 } SafeWriter;

@@ -138,7 +138,7 @@ static bool state_agree(bool ok, Error *err) {
 // ---------------------------------------------------------------------------------------------
 // 2. Is it whole?
 
-// Parses state.txt, n bytes that *s then has.
+// Parses state.txt, n bytes. *s owns the text from here on, also after an error.
 static bool state_parse(char *text, size_t n, TrainState *s, Error *err) {
     const GPT2Config *c = &s->config;
     const size_t end = seal_find(text, n);

@@ -305,7 +305,8 @@ static bool read_added(PartReader *r) {
             if (!added_read(r, text, id, flags, k > 0)) return false;
         }
     }
-    const Json *const named[3] = {json_get(r->root, "default_tokens"), r->beside[FILE_CONFIG],
+    const Json *made = r->t->files[FILE_JSON].text == NULL ? r->root : NULL;  // by merges_text()
+    const Json *const named[3] = {json_get(made, "default_tokens"), r->beside[FILE_CONFIG],
                                   r->beside[FILE_MAP]};  // a later one has precedence
     for (int k = 0; k < 3; k++) {
         const Json *m = named[k] != NULL ? named[k]->child : NULL;
@@ -598,7 +599,7 @@ static size_t encode_white(const char *s, size_t n, bool at_end, bool spaces) {
 // tokens whose flag normalized is false. Encodes each piece between them by a second call, with the
 // flag TOKENIZER_PIECE: the piece is normalised, then the other added tokens are cut out. White
 // space before a token with lstrip, or after one with rstrip, is in no piece. Takes memory for a
-// few copies of the longest piece, and 24 bytes for each byte of the longest word.
+// few copies of the longest piece, and 32 bytes for each byte of the longest word.
 static void tokenizer_encode(const Tokenizer *t, const char *s, size_t n, int how, Tokens *out) {
     const bool normalized = (how & TOKENIZER_PIECE) != 0;
     const bool spaces = !normalized || !(t->steps & STEP_PREPEND);

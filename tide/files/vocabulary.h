@@ -321,11 +321,11 @@ static bool tokenizer_read_merges(Tokenizer *t, const char *file, const Json *vo
 // Adds the pair of the tokens at `left` and `right` to a binary heap, if the list has a merge for
 // it. An item is rank << 32 | left; the rank is the merge's number in the list. The smallest item
 // is at the top: of equal pairs, the leftmost.
-static void tokenizer_heap_push(const Tokenizer *t, uint64_t *heap, size_t *count,
-                                const uint32_t *ids, size_t left, size_t right) {
-    const uint32_t rank = merge_place(t, ids[left], ids[right])->place;
-    const uint64_t item = (uint64_t)rank << 32 | left;
-    if (rank == 0) return;
+static void tokenizer_heap_push(const Tokenizer *t, const TokenMerge **pair, uint64_t *heap,
+                                size_t *count, const uint32_t *ids, size_t left, size_t right) {
+    const TokenMerge *merge = pair[left] = merge_place(t, ids[left], ids[right]);
+    const uint64_t item = (uint64_t)merge->place << 32 | left;
+    if (merge->place == 0) return;
     size_t i = (*count)++;
     for (; i > 0 && heap[(i - 1) / 2] > item; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
     heap[i] = item;
@@ -345,30 +345,31 @@ static uint64_t tokenizer_heap_pop(uint64_t *heap, size_t *count) {
 
 // Merges the n tokens of a word in place, and returns how many are left. The tokens are a linked
 // list. Their pairs are in a heap, with 2n places: each merge takes one pair out of the heap and
-// adds at most two. A pair is dropped if its tokens have changed when it is taken out.
+// adds at most two. A pair is dropped if its tokens have changed when it is taken out. pair[i]: the
+// merge of the tokens at i and next[i].
 static size_t tokenizer_merge(const Tokenizer *t, uint32_t *ids, size_t n) {
-    uint64_t few[3 * TOKENIZER_SHORT], *room = few;
-    if (n > TOKENIZER_SHORT) room = ALLOC(uint64_t, 3 * n, "a long word");
+    uint64_t few[4 * TOKENIZER_SHORT], *room = few;
+    if (n > TOKENIZER_SHORT) room = ALLOC(uint64_t, 4 * n, "a long word");
     uint64_t *heap = room + n;
+    const TokenMerge **pair = (const TokenMerge **)(heap + 2 * n);
     uint32_t *next = (uint32_t *)room, *previous = next + n;
     size_t count = 0, left = 0;
     if (n >= UINT32_MAX) die("a word of %zu bytes is too long", n);
     for (size_t i = 0; i < n; i++) {
         next[i] = (uint32_t)i + 1;
         previous[i] = (uint32_t)i - 1;
-        if (i + 1 < n) tokenizer_heap_push(t, heap, &count, ids, i, i + 1);
+        if (i + 1 < n) tokenizer_heap_push(t, pair, heap, &count, ids, i, i + 1);
     }
     while (count > 0) {
         const uint64_t top = tokenizer_heap_pop(heap, &count);
         const uint32_t i = (uint32_t)top, j = next[i];
-        const TokenMerge *merge = j < n ? merge_place(t, ids[i], ids[j]) : NULL;
-        if (merge == NULL || merge->place != top >> 32) continue;  // token i or j has changed
-        ids[i] = merge->result;
-        ids[j] = TOKENIZER_NONE;
+        if (pair[i] == NULL || pair[i]->place != top >> 32) continue;  // token i or j has changed
+        ids[i] = pair[i]->result;
+        pair[i] = pair[j] = NULL;
         next[i] = next[j];
         if (next[i] < n) previous[next[i]] = i;
-        if (next[i] < n) tokenizer_heap_push(t, heap, &count, ids, i, next[i]);
-        if (i > 0) tokenizer_heap_push(t, heap, &count, ids, previous[i], i);
+        if (next[i] < n) tokenizer_heap_push(t, pair, heap, &count, ids, i, next[i]);
+        if (i > 0) tokenizer_heap_push(t, pair, heap, &count, ids, previous[i], i);
     }
     for (size_t i = 0; i < n; i = next[i]) ids[left++] = ids[i];
     if (room != few) free(room);
@@ -392,7 +393,7 @@ static size_t tokenizer_symbols(const Tokenizer *t, const char *s, size_t n, uin
     return count;
 }
 
-// Encodes a word of n bytes. A long one takes 24 bytes of memory for each byte. A word that became
+// Encodes a word of n bytes. A long one takes 32 bytes of memory for each byte. A word that became
 // one token is marked, and is not merged the next time.
 static void tokenizer_word(const Tokenizer *t, const char *s, size_t n, Tokens *out) {
     const uint32_t id = tokenizer_find(t, s, n);

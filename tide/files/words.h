@@ -55,7 +55,7 @@ enum {
 
 // The bits of each code point below WORD_POINTS. Without this table, a search in ranges would take
 // most of the time.
-static unsigned char word_classes[WORD_POINTS];
+ONE_PER_PROGRAM unsigned char word_classes[WORD_POINTS];
 
 // Sets a bit of the code points in n / 2 ranges, which are given as first and last code points.
 static void word_mark(const uint32_t *ranges, size_t n, int bit) {

@@ -30,7 +30,7 @@ typedef struct Timeline {
     double base_at;           // the time of `base` in seconds since opening
 } Timeline;
 
-// Opens a timeline on the current GPU. file: the trace's, or NULL. Fails if it cannot be made.
+// Opens a timeline on the current GPU. file: the trace's, or NULL. Fails if it cannot be written.
 static void timeline_open(Timeline *t, const char *file) {
     Error err;
     memset(t, 0, sizeof *t);

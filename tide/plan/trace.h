@@ -147,7 +147,6 @@ static bool trace_flush(TraceFile *t, Error *err) {
 static bool trace_open(TraceFile *t, const char *path, Error *err) {
     *t = (TraceFile){.file = fopen(path, "wb"), .path = path};
     if (t->file == NULL) return trace_error(t, err);
-    setvbuf(t->file, NULL, _IOFBF, 1 << 20);  // errno tells only why the last write failed
     fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n{\"ph\":\"M\",\"name\":\"process_name\","
           "\"pid\":0,\"args\":{\"name\":\"tide\"}}", t->file);
     for (int row = 0; row < ROWS; row++)

@@ -251,7 +251,7 @@ static void run_open_data(Run *r) {
     if (texts) data = data_open(o->data, r->tokenizer);
     if (texts && !data.text && o->tokenizer == NULL && r->tokenizer != NULL
         && r->tokenizer->vocab == 256)
-        r->tokenizer = NULL;  // token files have no bytes: they are taken for GPT-2's
+        r->tokenizer = NULL;  // tokens of files are no bytes: they are taken for GPT-2's
     const size_t needed = r->tokenizer != NULL ? r->tokenizer->vocab : 50257;
     if (!o->resume && r->saved_model == NULL) {
         if (o->vocab) c->vocab = o->vocab;
@@ -291,7 +291,7 @@ static size_t run_val_rows(const Run *r) {
     return min_size(all, (asked > 0 ? asked : 20) * r->B);
 }
 
-// Returns a hash of the validation data, and of what of it is evaluated.
+// Returns a hash of the validation data, and of the number and length of the rows evaluated.
 static uint64_t run_val_hash(const Run *r) {
     const uint64_t parts[] = {run_val_rows(r), r->val.T,
                               r->asks ? task_hash(&r->task_val) : data_hash(&r->val.data)};

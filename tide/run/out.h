@@ -14,19 +14,19 @@
 // releases it, however they end. how: LOCK_EX, and then LOCK_SH to share it with other ranks.
 // warns: print a warning if no lock is possible.
 static void out_lock(const char *out, int *lock, int how, bool warns) {
-    char path[PATH_MAX], owner[256] = "nobody knows which", host[128] = "";
+    char path[PATH_MAX], owner[256] = "", host[128] = "";
     path_join(path, out, ".lock");
     if (*lock < 0) *lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    const ssize_t n = pread(*lock, owner, sizeof owner - 1, 0);  // a full disk may have cut it
+    const ssize_t n = *lock >= 0 ? pread(*lock, owner, sizeof owner - 1, 0) : 0;
     owner[strcspn(owner, "\n")] = '\0';
     const bool locked = *lock >= 0 && flock(*lock, how | LOCK_NB) == 0;
     if (*lock >= 0 && !locked && errno == EWOULDBLOCK)
         die("--out %s belongs to a run that is still at work (%s): choose another --out", out,
-            owner);
+            n > 0 ? owner : "nobody knows which");
     if (!locked && warns)
         fprintf(stderr, "tide: warning: %s cannot be locked (%s): nothing keeps a second run from "
                 "writing there\n", path, strerror(errno));
-    if (n > 0 && strncmp(owner, "process ", min_size((size_t)n, 8)) != 0)
+    if (n > 0 && strncmp(owner, "process ", min_size((size_t)n, 8)) != 0)  // it may be cut short
         die("--out %s holds .lock, which this program did not write there", out);
     gethostname(host, sizeof host - 1);
     if (how == LOCK_EX && ftruncate(*lock, 0) == 0 && lseek(*lock, 0, SEEK_SET) == 0)

@@ -66,7 +66,7 @@ static bool zen_is_saved(const Run *r) {
 }
 
 // Reads *map and *clock from zen_text()'s lines in the checkpoint that is resumed, whose hash has
-// been checked. If it has none, makes new ones: all columns of the last `whole` layers are chosen.
+// been checked. Without such lines makes new ones: the last `whole` layers are chosen whole.
 static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
     const char *at = zen_is_saved(r) ? text_line(r->state.text, "optimizer") : NULL;
     int read = 0;

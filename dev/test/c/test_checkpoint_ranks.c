@@ -450,9 +450,9 @@ static void test_ranks_same_bytes(void) {
 }
 
 // Step 2 and its model, while one rank is in trouble: number `at` of its writes, flushes, renames
-// and truncations fails, or kills it; or files can only be `at` bytes long; or it
-// has another directory, as on another node. Every rank comes to the same end. 1: saved, 0: the
-// reason is said, 2: it is not.
+// and truncations fails, or kills it; or files can only be `at` bytes long; or it has another
+// directory, as on another node. Every rank comes to the same end. 1: saved, 0: the reason is said,
+// 2: it is not.
 typedef enum { NONE, FAILS, KILLS, FULL, APART } Kind;
 static struct { int world, rank, at; Kind kind; } victim;
 

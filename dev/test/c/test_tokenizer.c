@@ -292,6 +292,19 @@ static void tokenizer_beside(void) {
     }
 }
 
+// Default tokens are those that stand for merges.txt: a tokenizer.json has none.
+static void json_has_no_defaults(void) {
+    size_t n = 0;
+    write_fixture(OF_LLAMA3);
+    char *json = file_read(in_base("tokenizer.json"), &n, &err);
+    char *more = ALLOC(char, n + 99, "json");
+    sprintf(more, "{\"default_tokens\":{\"pad_token\":\"he\"},%s", strchr(json, '{') + 1);
+    put_text(in_base("tokenizer.json"), more);
+    CHECK(tokenizer_added(tokenizer_load(base), "he") == TOKENIZER_NONE, "it is added");
+    free(json);
+    free(more);
+}
+
 // Every file of a tokenizer is saved byte for byte.
 static void json_saves(void) {
     char *out = in_base("out"), path[PATH_MAX];
@@ -385,6 +398,7 @@ int main(void) {
     RUN(tokenizer_saves);
     RUN(tokenizer_beside);
     RUN(json_cases);
+    RUN(json_has_no_defaults);
     RUN(json_saves);
     RUN(megabyte_words);
     RUN(words_are_cut);

@@ -51,7 +51,7 @@ two='blue
 yes, blue
 code 0'
 check it_answers_and_remembers test "$(printf 'colour of sea?\nsure?\n' | answers "$cpu")" = "$two"
-check on_the_gpu_too test "$(printf 'colour of sea?\nsure?\n' | answers "$tide" --precision fp32)" = "$two"
+check on_the_gpu_too test "$(printf 'colour of sea?\n  \nsure?\n' | answers "$tide" --precision fp32)" = "$two"
 check a_system_message_is_heard test "$(printf 'colour of sea?\nsure?\n' | answers "$cpu" --prompt 'be loud')" = 'BLUE
 yes, BLUE
 code 0'

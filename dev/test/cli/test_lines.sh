@@ -92,7 +92,8 @@ make_files() {
         >padded/tokenizer_config.json
     echo 'the king [PAD] of the sea' >pad.txt
 
-    ln -s nowhere dangling
+    mkdir unlocked
+    for link in dangling unlocked/.lock; do ln -s nowhere "$link"; done
     printf 'h2d 25e9\nd2h fast\n' >word.txt
     echo 'MemAvailable: 100 kB' >poor/proc/meminfo  # what may grow, and what a container may use
     cp -r poor/proc contained
