@@ -69,15 +69,14 @@ static bool st_tensor(SafeTensor *ten, const Json *entry, const unsigned char *d
         && shape->type == JSON_ARRAY && shape->count <= ST_MAX_RANK && offsets != NULL
         && offsets->type == JSON_ARRAY && offsets->count == 2 && json_size(offsets->child, &begin)
         && json_size(offsets->child->next, &end) && begin <= end;
+    *ten = (SafeTensor){.name = (char *)entry->key, .elements = 1, .data = data + begin};
     while (ok && ten->dtype < ST_DTYPES && strcmp(st_dtypes[ten->dtype].name, dtype->string) != 0)
         ten->dtype++;
     if (ok && ten->dtype == ST_DTYPES)
         return error_set(err, "tensor %.100s has the unknown dtype %.40s", entry->key,
                          dtype->string);
-    ok = ok && strlen(entry->key) == entry->key_length;
-    ten->name = (char *)entry->key;
-    ten->data = data + begin;
-    ten->elements = 1;
+    for (size_t i = 0; i < entry->key_length; i++)  // a name is printed as it is
+        ok = ok && (unsigned char)entry->key[i] >= 32 && entry->key[i] != 127;
     for (const Json *value = ok ? shape->child : NULL; value != NULL; value = value->next)
         ok = ok && json_size(value, &ten->shape[ten->rank++])
             && !__builtin_mul_overflow(ten->elements, ten->shape[ten->rank - 1], &ten->elements);

@@ -194,7 +194,8 @@ static bool state_intact(const SafeTensors *st, int i, const TrainState *s, Erro
 static bool state_open(const char *dir, SafeTensors *st, Error *err) {
     char path[PATH_MAX];
     path_join(path, dir, "state.safetensors");
-    return safetensors_open(st, path, err);
+    return safetensors_open(st, path, err)
+        && (st->count > 0 || error_set(err, "%.400s is empty", path));
 }
 
 // Reads a checkpoint's state.txt into *s. Checks the header of state.safetensors and the hash of

@@ -250,6 +250,8 @@ static void test_state_damage(void) {
     CHECK(truncate(weights, (off_t)n - 1) == 0 && newest(out) == 1
           && strstr(said, "step_00000002 is damaged (") != NULL
           && strstr(said, "state.safetensors: cut short, or ") != NULL, "it says: %s", said);
+    put_bytes(weights, "\2\0\0\0\0\0\0\0{}", 10);
+    CHECK(newest(out) == 1 && strstr(said, "state.safetensors is empty)") != NULL, "%s", said);
     make_directories(in_base("damage/checkpoints/tmp"));
     put_text(in_base("damage/checkpoints/tmp/state.safetensors"), "x");
     make_directories(in_base("damage/checkpoints/step_00000099.damaged"));
