@@ -110,6 +110,7 @@ static const Refused *refused_rows(size_t *count) {
     HEADER("{}", "1", "too long: 11 bytes, the header describes 10"),
     HEADER("{'a':3}", "", "tensor a needs a dtype, a shape of at most 8 dimensions, and"),
     HEADER("{'a\\u0000':{'dtype':'U8','shape':[1],'data_offsets':[0,1]}}", "1", "tensor a needs"),
+    HEADER("{'a\\u001b[2J':{'dtype':'U8','shape':[1],'data_offsets':[0,1]}}", "1", "[2J needs"),
     HEADER("{'a':{'dtype':3,'shape':[1],'data_offsets':[0,1]}}", "1", "tensor a needs"),
     HEADER("{'a':{'dtype':'U8','shape':[1],'data_offsets':{'x':0,'y':1}}}", "1", "tensor a needs"),
     ONE("F32", "[1]", "[0,4,4]", "1234", "tensor a needs"),

@@ -74,7 +74,8 @@ static bool st_tensor(SafeTensor *ten, const Json *entry, const unsigned char *d
     if (ok && ten->dtype == ST_DTYPES)
         return error_set(err, "tensor %.100s has the unknown dtype %.40s", entry->key,
                          dtype->string);
-    ok = ok && strlen(entry->key) == entry->key_length;
+    for (size_t i = 0; i < entry->key_length; i++)  // names are printed: no control characters
+        ok = ok && (unsigned char)entry->key[i] >= 32 && entry->key[i] != 127;
     ten->name = (char *)entry->key;
     ten->data = data + begin;
     ten->elements = 1;
