@@ -312,8 +312,7 @@ typedef struct {
     char name[32];        // "wte", "h.3.attn.qkv.w", "ln_f.b": our own names
     int layer;            // -1 before the layers (wte, wpe), L after them (ln_f, lm_head)
     int kind;             // LN_1_W ..; outside the layers -1
-    int rank;             // 2: a (rows, cols) matrix, row-major, to which weight decay applies;
-                          // 1: a vector (rows = 1)
+    int rank;             // 2: a row-major (rows, cols) matrix, with weight decay; 1: a vector
     size_t rows, cols;    // logical shape; a linear layer's weight is (OC, C)
     size_t rows_padded;   // rows in memory: Vp for wte and lm_head, else rows
     size_t size;          // rows_padded * cols elements
