@@ -205,3 +205,12 @@ refuses other_data 2 'data' "$launch" 2 sh -c 'cd own.$RANK; exec "$0" "$@"' "$t
     --steps 2 --out "$work/mistake"
 refuses other_out 2 'out' "$launch" 2 sh -c 'exec "$0" "$@" --out mistake.$RANK' "$tide" $tiny
 check mistakes_leave_nothing sh -c '! ls -d mistake* 2>/dev/null | grep .'
+
+# A token outside the vocabulary is in the data that one of the ranks reads.
+head -c 1200 text.txt >short.txt
+"$top/build/tokenize" --tokenizer bytes --out good short.txt >tokenize.out 2>&1
+good=good_train_000000.bin
+(head -c 2224 $good; printf '\377\377'; tail -c +2227 $good) >bad.bin
+EMU_PEER_SECONDS=20 refuses damaged_data_of_one_rank 2 'bad.bin.*token' ranks 2 --data bad.bin $small --batch 1 \
+    --steps 99 --save-every 0 --out damaged
+check damaged_data_are_not_saved test ! -e damaged/model.safetensors
