@@ -293,8 +293,8 @@ static bool run_wants_save(Run *r, size_t step) {
     return r->due && !r->open && !r->damaged;
 }
 
-// Prints a sample of --prompt; or, with --chat, answers in a conversation until a signal. The same
-// seed and step give the same text; the step is 0 without training.
+// Prints a sample of --prompt; or, with --chat, answers in a conversation until a signal. The seed
+// and the step (0: without training) decide which text is drawn.
 static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
     const Chat *chat = r->o.chat ? &r->chat : NULL;
     const size_t V = min_size(r->config.vocab, r->tokenizer->vocab);

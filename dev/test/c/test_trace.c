@@ -89,7 +89,7 @@ static void file_says_what_happened(void) {
           && strstr(err.text, "cannot write /dev/full: No space") != NULL, "%s", err.text);
 }
 
-// Where the disk is full, the trace is what it was at the last flush.
+// If the disk is full, the trace ends with the events of the last flush.
 static void a_full_disk_leaves_whole_steps(void) {
     TraceFile t;
     size_t n, all = 0;
