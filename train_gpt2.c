@@ -884,11 +884,10 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step) {
 static double gpt2_eval(void *model, Run *r, size_t first, size_t rows, float *losses,
                         size_t *right) {
     GPT2 *g = (GPT2 *)model;
-    const size_t T = r->val.T;
     if (!run_batch(r, &r->val, first, rows, g->inputs, g->targets, NULL, &r->damage)) return 0;
-    gpt2_forward(g, g->inputs, NULL, rows, T);
+    gpt2_forward(g, g->inputs, NULL, rows, r->val.T);
     const double loss = gpt2_loss(g, r, 0, false, right);
-    if (losses != NULL) memcpy(losses, g->losses, rows * T * sizeof *losses);
+    if (losses != NULL) memcpy(losses, g->losses, rows * r->val.T * sizeof *losses);
     return loss;
 }
 
