@@ -38,6 +38,7 @@ saved() { ls "$1/checkpoints" 2>/dev/null | sed -n 's/^step_0*//p' | grep . | so
 start() {
     run=$1
     shift
+    : >"$run.out"  # here: what runs in the background may empty it too late
     "$@" --out "$run" >"$run.out" 2>"$run.err" &
     pid=$!
 }

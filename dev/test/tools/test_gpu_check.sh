@@ -166,8 +166,8 @@ llama: mistral, losses beside the CPU
 llama: qwen3-8b in every placement
 llama: qwen3-8b, losses beside the CPU"
 cut_short() {
-    env IT_HANGS="$work/hung" dev/gpu_check.sh part sanitize out_cut >cut.said 2>&1 &
     rm -f "$work/hung"
+    env IT_HANGS="$work/hung" dev/gpu_check.sh part sanitize out_cut >cut.said 2>&1 &
     await $! test -s "$work/hung"
     kill -TERM $!
     wait $!

@@ -78,7 +78,7 @@ check numbers_for_wandb diff expected got
 
 # Follows a log that grows, and then the log of a resumed run, which replaces it.
 printf '{"step":1,"loss":5}\n{"step":2,"loss":4}\n{"step":' >run/log.jsonl
-: >got
+: >got  # here: what runs in the background may empty it too late
 python3 "$log_to" run --tensorboard tb --follow >got &
 follower=$!
 has_lines() { await $follower sh -c "[ \$(wc -l <got) -ge $1 ]"; }  # N
@@ -98,6 +98,7 @@ follower=''
 
 mkdir gone
 echo '{"step":1}' >gone/log.jsonl
+: >got
 python3 "$log_to" gone --tensorboard tb --follow >got 2>gone.err &
 follower=$!
 has_lines 1
