@@ -43,6 +43,7 @@ static void print_document(const Tokenizer *t, const int32_t *inputs, const int3
 
 int main(int argc, char **argv) {
     static Run run, *r = &run;
+    program_begin();
     if (argc == 2 && strcmp(argv[1], "--help") == 0) return tool_help(usage_text);
     if (argc < 3) die("usage: rows N OPTION..., with options of ./train_gpt2");
     const size_t rows = (size_t)tool_number("N", argv[1], 1, 1e6, true);
@@ -50,7 +51,6 @@ int main(int argc, char **argv) {
     char **options = ALLOC(char *, (size_t)argc + 1, "options"), no_save[] = "--no-save";
     memcpy(options, argv + 1, (size_t)(argc - 1) * sizeof *options);
     options[argc - 1] = no_save;
-    program_begin();
     run_open(r, argc, options, false);
     if (r->train.sequences == 0) die("there is no row to train: --data names none");
     if (r->words) die("with --labels one word behind each prompt is trained: no token of a row is");

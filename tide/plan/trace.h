@@ -5,7 +5,6 @@
 #ifndef TIDE_TRACE_H
 #define TIDE_TRACE_H
 #include "../base/util.h"
-#include <stdio_ext.h>
 
 // A row for each stream of the trainer. FETCH, BACK, WEIGHTS and INPUTS_BACK copy over the link to
 // the GPU; LEAVE, FLUSH and INPUTS_OUT to the host.
@@ -118,11 +117,11 @@ typedef struct {
 // Rounds to whole nanoseconds, so that spans that touch each other also touch in the file.
 static double trace_microseconds(double seconds) { return round(1e9 * seconds) / 1e3; }
 
-// Sets err, and closes the file, which then ends after the last flushed events.
+// Sets err, and closes the file, which then ends after the last flushed events. fflush() has been
+// called, which drops the events that it cannot write.
 static bool trace_error(TraceFile *t, Error *err) {
     error_set(err, "cannot write %.400s: %s", t->path, strerror(errno != 0 ? errno : EIO));
     if (t->file == NULL) return false;
-    __fpurge(t->file);
     if (t->whole > 0 && pwrite(fileno(t->file), "\n]}\n", 4, t->whole) == 4)
         (void)!ftruncate(fileno(t->file), t->whole + 4);
     fclose(t->file);

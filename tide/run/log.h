@@ -20,8 +20,9 @@ enum { LOG_TRAIN, LOG_VAL, LOG_SERIES };
 typedef struct { size_t count; SvgPoint *points; } LogSeries;  // steps and losses
 
 typedef struct {
-    char dir[PATH_MAX];
-    FILE *file;              // DIR/log.jsonl
+    const char *dir;         // the caller stores it; NULL: no log is written
+    char path[PATH_MAX];     // DIR/log.jsonl
+    FILE *file;
     FILE *screen;            // stdout
     bool terminal;           // the screen is a terminal: the progress line is redrawn in place
     bool drawn;              // a progress line is on the screen
@@ -81,12 +82,10 @@ static void log_close(Log *l) {
 // resume_step (0: a new run), whose losses the plot will show. dir NULL: writes no log, as all
 // ranks but 0 do. On failure returns false, with the reason in err; nothing is open then.
 static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
-    char path[PATH_MAX] = "/dev/null";
-    const char *term = getenv("TERM");
-    *l = (Log){.screen = stdout, .resumed = resume_step};
+    const char *term = getenv("TERM"), *path = l->path;
+    *l = (Log){.dir = dir, .path = "/dev/null", .screen = stdout, .resumed = resume_step};
     l->terminal = isatty(STDOUT_FILENO) && (term == NULL || strcmp(term, "dumb") != 0);
-    snprintf(l->dir, sizeof l->dir, "%s", dir != NULL ? dir : "");
-    if (dir != NULL) path_join(path, dir, "log.jsonl");
+    if (dir != NULL) path_join(l->path, dir, "log.jsonl");
     if (dir != NULL && path_exists(path)) {
         size_t n = 0;
         char *text = file_read(path, &n, err);
@@ -105,15 +104,15 @@ static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
 // Flushes the lines of a step. If the disk is full or the file is gone, the run goes on, and the
 // log lacks lines: a part of a line is removed, and a warning names the first missing step.
 static void log_flush(Log *l, size_t step) {
-    struct stat s;
+    struct stat written, named;
     fflush(l->screen);
-    errno = ENOENT;  // stays so if the file was removed
-    const bool ok = fflush(l->file) == 0 && !ferror(l->file)
-                 && fstat(fileno(l->file), &s) == 0 && s.st_nlink > 0;
+    errno = ENOENT;  // stays so if the name is another file's now
+    const bool ok = fflush(l->file) == 0 && !ferror(l->file) && stat(l->path, &named) == 0
+                 && fstat(fileno(l->file), &written) == 0 && written.st_ino == named.st_ino;
     if (ok) l->whole = ftello(l->file);
     else if (!l->failing)
-        fprintf(stderr, "tide: warning: %s/log.jsonl cannot be written (%s): it lacks step %zu, "
-                "and what comes until it can\n", l->dir, strerror(errno), step);
+        fprintf(stderr, "tide: warning: %s cannot be written (%s): it lacks step %zu, "
+                "and what comes until it can\n", l->path, strerror(errno), step);
     l->failing = !ok;
     if (!ok && ftruncate(fileno(l->file), l->whole) == 0) clearerr(l->file);
 }
@@ -219,7 +218,7 @@ static bool log_plot(const Log *l, Error *err) {
             s.y0 = fmin(s.y0, at.y);
             if (at.x > s.x1 / 20 || i + 1 == both[k].count) s.y1 = fmax(s.y1, at.y);
         }
-    if (s.y0 > s.y1 || l->dir[0] == '\0') return true;  // no losses yet, or no folder
+    if (s.y0 > s.y1 || l->dir == NULL) return true;  // no losses yet, or no folder
     const double margin = fmax(0.04 * (s.y1 - s.y0), 1e-3 * fmax(1, fabs(s.y1)));
     s.y0 -= margin;
     s.y1 += margin;

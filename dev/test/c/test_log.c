@@ -109,6 +109,24 @@ static void a_full_disk_costs_lines(void) {
     CHECK(!log_open(&l, base, 5, &err) && strstr(err.text, "regular"), "%s", err.text);
 }
 
+// A file system may count no names (st_nlink 0), as that of a memfd does. A file that has taken the
+// log's name is noticed.
+static void the_name_must_lead_to_the_file(void) {
+    char link[64];
+    begin_anew();
+    snprintf(link, sizeof link, "/proc/self/fd/%d", memfd_create("log", 0));
+    const char *log = in_base("log.jsonl");
+    CHECK(unlink(log) == 0 && symlink(link, log) == 0, "no link");
+    l.file = freopen(log, "ab", l.file);
+    const char *said = SAYS(step(1, 2, 1));
+    CHECK(*said == '\0' && file_has("log.jsonl", "{\"step\":1,"), "%s", said);
+    unlink(log);
+    put_text(log, "");
+    said = SAYS(step(2, 2, 1));
+    CHECK(strstr(said, "(No such file or directory): it lacks step 2") != NULL, "%s", said);
+    end();
+}
+
 // All digits of a loss are in the log, which has each line while the run goes on.
 static void plain_lines_say_everything(void) {
     static const char *const on_screen[] = {
@@ -246,6 +264,7 @@ int main(void) {
     base_new("log");
     RUN(resuming_cuts_the_log_back);
     RUN(a_full_disk_costs_lines);
+    RUN(the_name_must_lead_to_the_file);
     RUN(plain_lines_say_everything);
     RUN(a_terminal_shows_progress_in_place);
     RUN(plots_are_well_formed);

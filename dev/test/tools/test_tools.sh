@@ -67,6 +67,7 @@ check no_shard_is_left sh -c '! ls t_* 2>/dev/null'
 # The standard output is closed: the file that is opened first does not become it.
 "$unpickle" open pickled >/dev/null
 check closed_output sh -c '"$1" new pickled >&- && cmp new open' - "$unpickle"
+check closed_output_of_a_help sh -c '"$1" --help >&-' - "$rows"
 rm new
 "$tokenize" --out open text >/dev/null
 
