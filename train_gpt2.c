@@ -438,6 +438,7 @@ typedef struct {
     float *master, *acc;                         // ZenFlow: newest weights, sums of gradients
     ZenReference zen;
     ZoConfig zo;
+    ZoUpdate update;                             // zeroth-order training: of the newest step
     float *parts[STATE_PARTS];                   // the arenas in a checkpoint
     LayerActs acts;  // layer 0's activations; other layers' are behind them
     float *ln_f, *mean_f, *rstd_f;               // (N, C), (N), (N)
@@ -858,7 +859,6 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step) {
     const double parts = run_parts(r, step);
     double side[2 * ZO_QUERIES] = {0};
     size_t right = 0;
-    ZoUpdate update;
     StepResult result = {0};
     for (int i = 0; i < 2 * zo->queries; i++) {
         gpt2_perturb(g, zo, step, i / 2, i % 2 == 0 ? zo->eps : -zo->eps);
@@ -870,10 +870,10 @@ static StepResult mezo_step(GPT2 *g, Run *r, size_t step) {
         }
     }
     if (run_gives_up()) return run_damaged(r);
-    zo_estimate(&update, zo, step, schedule_lr(&r->o, step), r->o.weight_decay, side, &result.loss,
-                &result.norm);
-    gpt2_zo_update(g, zo, &update);
-    result.skipped = update.step == 0;
+    zo_estimate(&g->update, zo, step, schedule_lr(&r->o, step), r->o.weight_decay, side,
+                &result.loss, &result.norm);
+    gpt2_zo_update(g, zo, &g->update);
+    result.skipped = g->update.step == 0;
     return result;
 }
 

@@ -734,9 +734,9 @@ static void config_write_new(FILE *f, const GPT2Config *c, TextEnds ends) {
 
 // Writes config.json. origin: the model with which training began; NULL: none. The members of
 // origin's config.json are kept, except those that training changes. If there is no such file, or
-// if it is of another family, all members are new.
-static void config_write(FILE *f, const GPT2Config *c, bool bf16, TextEnds ends,
-                         const char *origin) {
+// if it is of another family, all members are new. (noinline saves stack: see state_save().)
+static __attribute__((noinline)) void config_write(FILE *f, const GPT2Config *c, bool bf16,
+                                                   TextEnds ends, const char *origin) {
     static const char *const ours[] = {"architectures", "model_type", "tie_word_embeddings",
                                        "torch_dtype", "dtype", NULL};
     const char *type = hf_families[c->family].type;

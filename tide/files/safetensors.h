@@ -187,7 +187,7 @@ typedef struct {
     size_t length;            // bytes of it
     FILE *text;               // writes it
     FILE *file;
-    char path[PATH_MAX];
+    const char *path;         // its name, which the caller stores
     uint64_t *sums;           // hash_words() of each tensor's bytes; tensor 0's has the header
     bool failed;
     Error err;                // the first error
@@ -236,7 +236,7 @@ static void safewriter_put(SafeWriter *w, int i, size_t first, const void *bytes
 // page back over the bytes of other writers.
 static void safewriter_open(SafeWriter *w, const char *path) {
     char temporary[PATH_MAX];
-    snprintf(w->path, sizeof w->path, "%s", path);
+    w->path = path;
     w->sums = ALLOC(uint64_t, (size_t)w->count, "sums of a file");
     fputc('}', w->text);
     while (ftell(w->text) % 8 != 0) fputc(' ', w->text);

@@ -226,16 +226,16 @@ typedef struct {
 static char *state_describe(const StateSave *save, const SafeWriter *file, size_t *n) {
     char *text = NULL;
     FILE *f = text_open(&text, n);
-    TrainState s = save->state;
-    s.version = STATE_VERSION;
-    for (int i = 0; i < STATE_FIELDS; i++) {
+    const TrainState *s = &save->state;
+    fprintf(f, "version %d\n", STATE_VERSION);
+    for (int i = 1; i < STATE_FIELDS; i++) {
         uint64_t value = 0;
-        memcpy(&value, (const char *)&s + state_fields[i].at, state_fields[i].size);
+        memcpy(&value, (const char *)s + state_fields[i].at, state_fields[i].size);
         fprintf(f, "%s %" PRIu64 "\n", state_fields[i].name, value);
     }
     fprintf(f, "hashes");
     for (int i = 0; i < file->count; i++) fprintf(f, " %016" PRIx64, file->sums[i]);
-    fprintf(f, "\n%s%s", s.text != NULL ? s.text : "", s.options);
+    fprintf(f, "\n%s%s", s->text != NULL ? s->text : "", s->options);
     fflush(f);
     seal_print(f, text, *n);
     text_close(f);
@@ -254,22 +254,22 @@ static void state_gather(SafeWriter *file) {
 
 // Completes the checkpoint and renames it, or removes it after an error. Rank 0 calls it.
 static bool state_commit(const StateSave *save, SafeWriter *file, const char *made, Error *err) {
-    char path[PATH_MAX], final[PATH_MAX], all[PATH_MAX];
+    char path[PATH_MAX];
     size_t n = 0;
     FILE *f = NULL;
     char *text = state_describe(save, file, &n);
     path_join(path, made, "state.txt");
-    path_join(all, save->out, "checkpoints");
-    state_path(final, save->out, save->state.step);
     bool ok = safewriter_close(file, err) && (f = replace_open(path, err)) != NULL;
     if (ok) fwrite(text, 1, n, f);
     ok = ok && replace_close(f, path, err) && directory_sync(made, err);
     free(text);
-    if (ok) checkpoint_remove(final);  // an old, damaged step_N
-    if (ok && rename(made, final) != 0)
+    state_path(path, save->out, save->state.step);
+    if (ok) checkpoint_remove(path);  // an old, damaged step_N
+    if (ok && rename(made, path) != 0)
         ok = error_set(err, "cannot rename %s: %s", made, strerror(errno));
     if (!ok) checkpoint_remove(made);
-    return ok && directory_sync(all, err);
+    path_join(path, save->out, "checkpoints");
+    return ok && directory_sync(path, err);
 }
 
 // Removes old checkpoints, on rank 0. The newest `keep` stay, and the one with the lowest loss.
@@ -284,8 +284,8 @@ static void state_prune(const char *out, int keep, const TrainState *newest) {
 }
 
 // Saves a checkpoint. Older checkpoints stay whole on failure, and if the process dies at any
-// point. All ranks must call it.
-static bool state_save(const StateSave *save, Error *err) {
+// point. All ranks must call it. (noinline: its paths leave the stack before weights are written.)
+static __attribute__((noinline)) bool state_save(const StateSave *save, Error *err) {
     char made[PATH_MAX], path[PATH_MAX], name[64];
     const bool first = ranks.rank == 0;
     SafeWriter file = {ranks.rank};

@@ -111,7 +111,7 @@ typedef struct {
     Json *root;
     const Json *vocabulary;
     Json *beside[5];           // parsed: tokenizer_files[0 .. 3], and config.json; NULL: missing
-    char paths[TOKENIZER_FILES][PATH_MAX];  // paths of tokenizer_files
+    const char *config;        // path of tokenizer_config.json
     size_t next;               // the id of the next added token that is not in the vocabulary
     uint32_t bos, eos;         // bos_token and eos_token, from FILE_CONFIG or FILE_MAP
     Error *err;
@@ -287,7 +287,7 @@ static bool read_added(PartReader *r) {
         return part_refuse(r, "added_tokens.json without",
                            "added_tokens_decoder in tokenizer_config.json");
     for (int k = 0; k < 2; k++, r->path = path) {
-        if (k == 1) r->path = r->paths[FILE_CONFIG];
+        if (k == 1) r->path = r->config;
         if (lists[k] != NULL && lists[k]->type != (k == 0 ? JSON_ARRAY : JSON_OBJECT))
             return part_refuse(r, "added_tokens", "other than a list");
         for (const Json *i = lists[k] != NULL ? lists[k]->child : NULL; i != NULL; i = i->next) {
@@ -466,31 +466,32 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
 // merges.txt, and the other tokenizer_files. Does not read a file whose text is in t->files
 // already. dir NULL: reads no file. On error returns NULL, with the reason in err.
 static Tokenizer *tokenizer_open(Tokenizer *t, const char *dir, Error *err) {
-    char path[PATH_MAX] = "", model[PATH_MAX] = "", *made = NULL;
-    PartReader reader = {.t = t, .path = path, .bos = TOKENIZER_NONE, .eos = TOKENIZER_NONE,
-                         .err = err}, *r = &reader;
+    char path[PATH_MAX] = "", config[PATH_MAX], *made = NULL;
+    PartReader reader = {.t = t, .path = path, .config = config, .bos = TOKENIZER_NONE,
+                         .eos = TOKENIZER_NONE, .err = err}, *r = &reader;
     bool ok = true;
     t->bos = t->named_bos = t->eot = t->behind = -1;
     word_classes_make();
     for (int i = 0; ok && dir != NULL && i < TOKENIZER_FILES; i++) {
         TokenizerFile *file = &t->files[i];
         const bool needed = i > FILE_JSON && t->files[FILE_JSON].text == NULL;
-        path_join(r->paths[i], dir, tokenizer_files[i]);
-        if (file->text != NULL || !(needed || path_exists(r->paths[i]))) continue;
+        path_join(path, dir, tokenizer_files[i]);
+        if (file->text != NULL || !(needed || path_exists(path))) continue;
         const bool decides = needed || i == FILE_JSON;
-        file->text = (decides ? text_read : file_read)(r->paths[i], &file->length, err);
+        file->text = (decides ? text_read : file_read)(path, &file->length, err);
         ok = file->text != NULL;
         const bool old = i == FILE_ADDED || (i == FILE_MAP  // added_tokens_decoder has its tokens
                          && json_get(r->beside[FILE_CONFIG], "added_tokens_decoder") != NULL);
         if (ok && i < BESIDE_MODEL && !old)
-            ok = (r->beside[i] = json_named(r->paths[i], file->text, file->length, err)) != NULL;
+            ok = (r->beside[i] = json_named(path, file->text, file->length, err)) != NULL;
     }
     const char *text = t->files[FILE_JSON].text;
     size_t n = t->files[FILE_JSON].length;
+    if (dir != NULL) path_join(config, dir, tokenizer_files[FILE_CONFIG]);
+    if (dir != NULL) path_join(path, dir, "config.json");
+    if (ok && path_exists(path)) ok = (r->beside[BESIDE_MODEL] = json_read(path, err)) != NULL;
     if (dir != NULL)
         path_join(path, dir, text ? tokenizer_files[FILE_JSON] : "vocab.json and merges.txt");
-    if (dir != NULL) path_join(model, dir, "config.json");
-    if (ok && path_exists(model)) ok = (r->beside[BESIDE_MODEL] = json_read(model, err)) != NULL;
     if (ok && text == NULL) ok = (text = made = merges_text(r, dir, &n)) != NULL;
     if (ok) ok = (r->root = json_named(path, text, n, err)) != NULL;
     if (json_get(r->root, "version") != NULL && !json_is(json_get(r->root, "version"), "1.0"))

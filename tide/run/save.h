@@ -93,16 +93,16 @@ static void run_write(Run *r, size_t step, bool state) {
     const double start = seconds_now();
     const bool improved = state && r->o.keep_best && r->lowest < r->state.best.loss;
     StateSave save = {r->o.out, &r->table, &r->saves, (int)r->o.keep, r->state};
-    char best[PATH_MAX], path[PATH_MAX];
+    char path[PATH_MAX];
     Error err;
     if (r->o.no_save) return;
     save.state.step = step;
     save.state.config = r->config;
     save.state.seed = r->o.seed;
     save.state.data_position = step * r->step_sequences;
-    path_join(best, r->o.out, "best");
     path_join(path, r->o.out, "config.json");
     const char *origin = !r->o.resume ? r->saved_model : path_exists(path) ? r->o.out : r->o.model;
+    path_join(path, r->o.out, "best");
     if (improved) {
         save.state.best = (StateBest){step, r->lowest, run_val_hash(r)};
         log_best(&r->log, step, r->lowest);
@@ -119,7 +119,7 @@ static void run_write(Run *r, size_t step, bool state) {
             ok = ranks.world > 1 ? state_model(&save, step, r->o.out, bf16, ends, origin, &err)
                 : model_save(r->o.out, &r->config, &r->table, &r->saves, bf16, ends, origin, &err);
         if (ok && ranks.rank == 0 && r->state.best.step > 0 && !r->best_is_out)
-            r->best_is_out = ok = state_model(&save, r->state.best.step, best, bf16, ends, origin,
+            r->best_is_out = ok = state_model(&save, r->state.best.step, path, bf16, ends, origin,
                                                 &err);
         if (state_agree(ok, &err)) break;
         if (again == 0 && r->state.step > 0 && strstr(err.text, strerror(ENOSPC)) != NULL) {

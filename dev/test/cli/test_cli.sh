@@ -40,6 +40,14 @@ if ldd "$tide" | grep -q libgomp; then
         "$0" --version 2>&1 | grep -q "GOMP_SPINCOUNT = .1000.\$"' "$tide"
 fi
 
+# A stack of 64 KiB is enough, of which Linux may leave 8 unused: no function has large arrays there.
+# (A trivial program with OpenMP needs 16.)
+on_a_small_stack() { env -i PATH="$PATH" sh -c 'ulimit -s 64 && exec "$@"' - "$tide" "$@"; }
+little="$small --eval-every 2 --save-every 2 --keep-best --offload zenflow --out little"
+check small_stack_saves on_a_small_stack $little --steps 4
+check small_stack_resumes on_a_small_stack $little --steps 6 --resume
+check small_stack_loads on_a_small_stack --model little/best --prompt x --sample-tokens 3
+check small_stack_mezo on_a_small_stack $small --steps 2 --optimizer mezo --out little_mezo
 
 # --- same bits ---------------------------------------------------------------------------------
 
