@@ -529,11 +529,12 @@ static void update_on_host(GPT2 *g, const Piece *p, size_t number, const AdamSte
 }
 
 // Updates a piece on the GPU, where its state and gradient are.
-static void update_on_gpu(GPT2 *g, const Piece *p, size_t number, const AdamStep *step) {
-    const bool is_half = (p->grad_on_gpu ? g->waiting_bytes : g->host_grad_bytes) == 2;
-    const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", number, 0, g->update);
-    adam_update_gpu(p->params, (uint16_t *)p->state[0], p->state[1], p->state[2], p->grad, is_half,
-                    g->pieces.runs + p->first_run, p->runs, step, g->update);
+static void update_on_gpu(GPT2 *g, const Piece *p, const AdamStep *step) {
+    const size_t bytes = p->grad_on_gpu ? g->waiting_bytes : g->host_grad_bytes;  // per element
+    const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", (size_t)p->segment,
+                                        p->grad_on_gpu ? p->length * bytes : 0, g->update);
+    adam_update_gpu(p->params, (uint16_t *)p->state[0], p->state[1], p->state[2], p->grad,
+                    bytes == 2, g->pieces.runs + p->first_run, p->runs, step, g->update);
     timeline_end(&g->timeline, updating, g->update);
 }
 
@@ -554,7 +555,7 @@ static void update_visitor(GPT2 *g, int visit, const AdamStep *step) {
     }
     // waits for this slot alone: order() would also wait for the copies of the next visitors
     stream_wait(g->update, g->slots.full[v->slot]);
-    update_on_gpu(g, &v->here, v->number, step);
+    update_on_gpu(g, &v->here, step);
     order(g, g->update, g->flush);
     const int flushing = timeline_begin(t, ROW_FLUSH, "flush", v->number, v->bytes, g->flush);
     for (int k = first_state(g, p); k < 3; k++)
@@ -574,11 +575,10 @@ static int update_segment(GPT2 *g, size_t s, int visit, const AdamStep *step) {
     const Segment *seg = &g->segment[s];
     if (g->update_in_backward) order(g, g->sums, g->update);
     for (const Piece *p = seg->first; p < seg->end; p++) {
-        const size_t number = (size_t)(p - g->pieces.pieces);
         switch (p->kind) {
-        case PIECE_RESIDENT: update_on_gpu(g, p, number, step); break;
+        case PIECE_RESIDENT: update_on_gpu(g, p, step); break;
         case PIECE_VISIT: update_visitor(g, visit++, step); break;
-        case PIECE_HOST: update_on_host(g, p, number, step); break;
+        case PIECE_HOST: update_on_host(g, p, (size_t)(p - g->pieces.pieces), step); break;
         case PIECE_CHOSEN: update_chosen(g, p, step); break;
         case PIECE_LATE: break;  // zen_window() updates it
         }

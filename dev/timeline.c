@@ -188,8 +188,9 @@ static void hold(Picture *p, Held *h, const Edge *e, double bytes, const char *p
 
 // Adds what the spans hold. Activations: from a layer's forward pass to the end of its backward
 // pass. A gradient: from the backward pass until it has left, or, as far as it does not, until the
-// next step's forward pass reaches the layer, which waits for the update. State: from the way in to
-// the end of the way out. (Without a backward pass, weights are fetched, and not counted.)
+// GPU's update has read it; if there is no update, until the next step's forward pass. State: from
+// the way in to the end of the way out. (Without a backward pass, weights are fetched, and not
+// counted.)
 static void add_held(Picture *p, const char *path) {
     const size_t n = p->span_count;
     double *held = (double *)alloc_or_fail(3 * n, sizeof *held, "memory");
@@ -217,7 +218,8 @@ static void add_held(Picture *p, const char *path) {
             if (e->begins) hold(p, &grads, e, s->bytes, path);
             else hold(p, &acts, e, 0, path);
         }
-        if (s->kind == KIND_LEAVE && !e->begins) hold(p, &grads, e, fmax(0, grad - s->bytes), path);
+        if ((s->kind == KIND_LEAVE || s->kind == KIND_UPDATE) && !e->begins)
+            hold(p, &grads, e, fmax(0, grad - s->bytes), path);
         if (s->kind == KIND_FETCH && e->begins) hold(p, &state, e, fmax(visitor, s->bytes), path);
         if (s->kind == KIND_FLUSH && !e->begins) hold(p, &state, e, 0, path);
     }

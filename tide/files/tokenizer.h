@@ -477,8 +477,7 @@ static Tokenizer *tokenizer_open(Tokenizer *t, const char *dir, Error *err) {
         const bool needed = i > FILE_JSON && t->files[FILE_JSON].text == NULL;
         path_join(path, dir, tokenizer_files[i]);
         if (file->text != NULL || !(needed || path_exists(path))) continue;
-        const bool decides = needed || i == FILE_JSON;
-        file->text = (decides ? text_read : file_read)(path, &file->length, err);
+        file->text = (needed || i == FILE_JSON ? text_read : file_read)(path, &file->length, err);
         ok = file->text != NULL;
         const bool old = i == FILE_ADDED || (i == FILE_MAP  // added_tokens_decoder has its tokens
                          && json_get(r->beside[FILE_CONFIG], "added_tokens_decoder") != NULL);

@@ -248,9 +248,10 @@ static void zen_begin(GPT2 *g, ZenRates rates, double loss_scale) {
 // stores the segment's weights, zen_arrived() copies them instead.
 static void update_chosen(GPT2 *g, const Piece *p, const AdamStep *step) {
     const ZenFlow *z = g->zen;
-    const size_t s = (size_t)p->segment;
-    const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", s, 0, g->update);
-    floatX *const weights = g->segment[s].on_host ? NULL : (floatX *)p->params;
+    const Segment *seg = &g->segment[p->segment];
+    const int updating = timeline_begin(&g->timeline, ROW_UPDATE, "update", (size_t)p->segment,
+                                        (seg->own - seg->leaving) * g->waiting_bytes, g->update);
+    floatX *const weights = seg->on_host ? NULL : (floatX *)p->params;
     columns_adam_gpu(weights, p->state[0], p->state[1], p->state[2], zen_grad(g, p),
                      g->waiting_bytes == 2, &z->map, p->segment, z->column, step, g->update);
     timeline_end(&g->timeline, updating, g->update);

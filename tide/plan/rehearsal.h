@@ -114,6 +114,7 @@ static void rehearse_wait(int stream, int event) {
 static void rehearse_span(int stream, int row, const char *name, size_t number, size_t bytes) {
     RehearsedStream *s = &rehearsal->streams[stream];
     s->outer = s->span;
+    s->sealed |= row == ROW_UPDATE;  // each piece of a segment has a job, with its bytes
     s->span = (TraceSpan){-1, -1, row, name, number, bytes};
 }
 

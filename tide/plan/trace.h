@@ -27,8 +27,8 @@ typedef struct {
     int row;                // ROW_COMPUTE ..; -1: no row, the span is not written
     const char *name;       // static
     size_t number;          // the layer or piece; TRACE_NONE: none
-    size_t bytes;           // on the link; 0: none. In ROW_COMPUTE: of the result, which is
-                            // activations in forward, a gradient in backward
+    size_t bytes;           // on the link; 0: none. Not on the link: of what forward or backward
+                            // makes (activations, a gradient), of the gradient that update reads
 } TraceSpan;
 
 #define TRACE_NONE SIZE_MAX
@@ -162,7 +162,7 @@ static void trace_span(TraceFile *t, const TraceSpan *s) {
             duration > 0 ? duration : 0, t->step);
     if (s->number != TRACE_NONE) fprintf(t->file, ",\"number\":%zu", s->number);
     if (s->bytes > 0) fprintf(t->file, ",\"bytes\":%zu", s->bytes);
-    if (s->row != ROW_COMPUTE && s->bytes > 0 && duration > 0)
+    if (s->row != ROW_COMPUTE && s->row != ROW_UPDATE && s->bytes > 0 && duration > 0)
         fprintf(t->file, ",\"GB/s\":%.4g", (double)s->bytes / duration / 1e3);
     fputs("}}", t->file);
 }

@@ -68,7 +68,7 @@ static void file_says_what_happened(void) {
     size_t n;
     CHECK(trace_open(&t, path, &err), "%s", err.text);
     t.step = 12;
-    span(&t, 3, "fetch", 5, 1.25, 1.5, 1000000000);
+    span(&t, 2, "fetch", 5, 1.25, 1.5, 1000000000);
     CHECK(trace_flush(&t, &err), "%s", err.text);
     Json *json = json_read(path, &err);
     CHECK(json != NULL, "%s", err.text);
@@ -77,10 +77,11 @@ static void file_says_what_happened(void) {
     // An hour in, what touches after nanoseconds still touches, and the digits are there.
     span(&t, 0, "a", TRACE_NONE, 3600.0000001234, 3600.0000005678, 0);
     span(&t, 0, "b", TRACE_NONE, 3600.0000005678, 3600.0000009, 0);
+    span(&t, 3, "update", 4, 1, 2, 1000);
     trace_memory(&t, "weights", 8589934593);
     CHECK(trace_close(&t, &err), "%s", err.text);
     char *text = file_read(path, &n, &err), *want = quoted(
-        "{'ph':'X','pid':0,'name':'fetch','tid':3,'ts':1250000.000,'dur':250000.000,'args':{"
+        "{'ph':'X','pid':0,'name':'fetch','tid':2,'ts':1250000.000,'dur':250000.000,'args':{"
         "'step':12,'number':5,'bytes':1000000000,'GB/s':4}},\n"
         "{'ph':'X','pid':0,'name':'backwards','tid':0,'ts':2000000.000,'dur':0.000,'args':{"
         "'step':12,'bytes':7}},\n"
@@ -88,6 +89,8 @@ static void file_says_what_happened(void) {
         "'step':12}},\n"
         "{'ph':'X','pid':0,'name':'b','tid':0,'ts':3600000000.568,'dur':0.332,'args':{"
         "'step':12}},\n"
+        "{'ph':'X','pid':0,'name':'update','tid':3,'ts':1000000.000,'dur':1000000.000,'args':{"
+        "'step':12,'number':4,'bytes':1000}},\n"
         "{'ph':'C','pid':0,'name':'memory','ts':0,'args':{'weights':8589934593}}\n]}\n");
     CHECK(n > strlen(want) && strcmp(text + n - strlen(want), want) == 0, "%s", text);
     free(text);
@@ -214,8 +217,10 @@ static void memory_is_stacked(void) {
     span(&t, ROW_COMPUTE, "backward", 2, 2.5, 3, 64 * 20);
     span(&t, ROW_LEAVE, "leave", 2, 3, 4.5, 64 * 15);    // a quarter of it waits
     span(&t, ROW_LEAVE, "leave", 1, 4.5, 5, 64 * 40);    // in a wider type: no less than nothing
+    span(&t, ROW_HOST, "update", 2, 3, 3.5, 64 * 9);     // ends no gradient on the GPU
     span(&t, ROW_COMPUTE, "forward", 2, 5, 5, 64 * 30);  // the next micro-batch's: the sum stays
     span(&t, ROW_COMPUTE, "backward", 2, 5.2, 5.5, 64 * 20);
+    span(&t, ROW_UPDATE, "update", 2, 7.8, 8.5, 64 * 15);  // the rest waits: a step was skipped
     span(&t, ROW_FETCH, "fetch", 7, 6, 6.2, 64 * 25);
     span(&t, ROW_FETCH, "fetch", 7, 6.2, 6.5, 64 * 5);   // its gradient, into the same slot
     span(&t, ROW_FLUSH, "flush", 7, 6.5, 7, 64 * 25);
@@ -224,14 +229,14 @@ static void memory_is_stacked(void) {
     trace_end(&t);
     CHECK(draws("--memory"), "%s", said);
     CHECK(has(">peak 6.25 KiB</text>") && has(">host &amp; disk</text>"), "%s", picture);
-    CHECK(has("class=\"c2\" d=\"M196 336H196V308.0H274V266.0H313V224.0H431V266.0H509V308.0"
-              "H586V266.0H626V308.0H898V266.0H976V336z\""), "activations: %s", picture);
-    CHECK(has("class=\"c3\" d=\"M196 336H196V308.0H274V266.0H313V224.0H391V196.0H431V210.0"
-              "H509V252.0H548V273.0H586V259.0H601V238.0H626V280.0H898V266.0H976V336z\""),
+    CHECK(has("class=\"c2\" d=\"M196 388H196V360.0H274V318.0H313V276.0H431V318.0H509V360.0"
+              "H586V318.0H626V360.0H898V318.0H976V388z\""), "activations: %s", picture);
+    CHECK(has("class=\"c3\" d=\"M196 388H196V360.0H274V318.0H313V276.0H391V248.0H431V262.0"
+              "H509V304.0H548V325.0H586V311.0H601V290.0H626V332.0H860V353.0H898V318.0H976V388z\""),
           "gradients on them: %s", picture);
-    CHECK(has("V280.0H664V245.0H743V280.0H898V266.0H976V336z\""), "a visitor: %s", picture);
-    CHECK(has("V280.0H781V196.0H782V266.0H820V252.0H898V238.0H976V336z\""), "state: %s", picture);
-    CHECK(strstr(picture, "\"c3\" d=\"M196 336") < strstr(picture, "\"c2\" d=\"M196 336"),
+    CHECK(has("V332.0H664V297.0H743V332.0H860V353.0H898V318.0H976V388z\""), "a visitor: %s", picture);
+    CHECK(has("V332.0H781V248.0H782V318.0H820V304.0H860V325.0H898V290.0H976V388z\""), "state: %s", picture);
+    CHECK(strstr(picture, "\"c3\" d=\"M196 388") < strstr(picture, "\"c2\" d=\"M196 388"),
           "the higher one is behind");
 }
 

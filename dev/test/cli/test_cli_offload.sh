@@ -20,7 +20,7 @@ steps="--steps 4 --save-every 2 --"
 train none $steps --offload none
 train zero $steps --offload zero --trace trace.json
 without_measuring  # that the host reads no GPU memory was seen
-train share_auto $steps --offload interleave --rates rates.txt $fine
+train share_auto $steps --offload interleave --rates rates.txt $fine --trace shares.json
 train weights $steps --offload zero --weights host
 train accum_none $steps --accum 3 --offload none
 arrive
@@ -97,6 +97,13 @@ check disk_full_costs_the_trace_and_not_the_run test $? -eq 1 -a -s full_trace/l
 check disk_full_while_tracing_is_said sh -c 'grep -q "cannot write full.json: .*ends before step" full.err &&
     [ "$(tail -n 1 full.err)" = "tide: --trace lacks the last steps" ]'
 check and_leaves_whole_steps "$timeline" full.json -o full.svg
+# All bytes of each segment's gradient leave, or updates on the GPU read them.
+gradients_end() {
+    sed -n 's/.*"name":"\(backward\|leave\|update\)".*"number":\([0-9]*\),"bytes":\([0-9]*\).*/\1 \2 \3/p' "$1" |
+        awk '$1 == "backward" { made[$2] = $3 } $1 != "backward" { ended[$2] += $3; ended[$1]++ }
+             END { for (s in made) if (ended[s] == 0 || ended[s] % made[s]) exit 1; exit !ended["update"] }'
+}
+check gradients_end_in_a_trace gradients_end shares.json
 
 # --- plans ---------------------------------------------------------------------------------------
 
@@ -116,6 +123,8 @@ plan $large --gpu-memory 8G --weights gpu --trace plan.json >plan.out
 check trace_of_a_plan_is_json "$timeline" plan.json -o plan.svg
 check trace_of_a_plan_has_the_update sh -c 'for n in fetch update flush back leave forward; do
     grep -q "\"name\":\"$n\"" plan.json || exit 1; done'
+plan --model 7b --offload none --gpu-memory 400G --rates rates.txt --trace pieces.json >plan.out
+check gradients_end_in_a_plan gradients_end pieces.json
 plan --dump planned.safetensors >/dev/null
 check plans_leave_nothing test ! -e planned -a ! -e planned.safetensors
 
