@@ -216,3 +216,10 @@ longer() {
     for times in 1 4 16; do "$@" && return; done
     false
 }
+
+# gradients_end TRACE: all bytes of each segment's gradient leave, or updates on the GPU read them
+gradients_end() {
+    sed -n 's/.*"name":"\(backward\|leave\|update\)".*"number":\([0-9]*\),"bytes":\([0-9]*\).*/\1 \2 \3/p' "$1" |
+        awk '$1 == "backward" { made[$2] = $3 } $1 != "backward" { ended[$2] += $3; ended[$1]++ }
+             END { for (s in made) if (ended[s] == 0 || ended[s] % made[s]) exit 1; exit !ended["update"] }'
+}

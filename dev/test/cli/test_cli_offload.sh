@@ -97,12 +97,6 @@ check disk_full_costs_the_trace_and_not_the_run test $? -eq 1 -a -s full_trace/l
 check disk_full_while_tracing_is_said sh -c 'grep -q "cannot write full.json: .*ends before step" full.err &&
     [ "$(tail -n 1 full.err)" = "tide: --trace lacks the last steps" ]'
 check and_leaves_whole_steps "$timeline" full.json -o full.svg
-# All bytes of each segment's gradient leave, or updates on the GPU read them.
-gradients_end() {
-    sed -n 's/.*"name":"\(backward\|leave\|update\)".*"number":\([0-9]*\),"bytes":\([0-9]*\).*/\1 \2 \3/p' "$1" |
-        awk '$1 == "backward" { made[$2] = $3 } $1 != "backward" { ended[$2] += $3; ended[$1]++ }
-             END { for (s in made) if (ended[s] == 0 || ended[s] % made[s]) exit 1; exit !ended["update"] }'
-}
 check gradients_end_in_a_trace gradients_end shares.json
 
 # --- plans ---------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ check fixed_goes_on_after_its_end test "$(kept further 20 | sed -n "s/^zen.rest_
 for i in 1 2 3 4 5 6 7 8 9; do cat text.txt text.txt text.txt text.txt text.txt text.txt text.txt text.txt; done >long.txt
 "$cpu" --data long.txt --layers 2 --heads 2 --channels 64 --context 64 --batch 4 --steps 12 --offload zenflow \
     --zen-window 4 --zen-warmup 1 --eval-every 6 --eval-batches 500 --save-every 0 --out evaluated >evaluated.out 2>&1 &
-while kill -0 $! 2>/dev/null && ! grep -q '^step 6/' evaluated.out; do sleep 0.02; done
+while kill -0 $! 2>/dev/null && ! grep -qs '^step 6/' evaluated.out; do sleep 0.02; done
 kill -TERM $!
 wait $!
 check an_evaluation_in_a_window_ends_with_it test "$(ls evaluated/checkpoints)" = step_00000009

@@ -48,6 +48,7 @@ same s3_on_two_ranks_has_the_bits_of_stage_1 s3 s1
 check only_one_rank_speaks test "$(grep -c '^step 4/4\|^model: \|^ranks: 2' s3.out)" -eq 3
 check the_others_are_silent test ! -s s3.err
 check trace_is_json "$top/build/timeline" trace.json -o trace.svg
+check gradients_end_in_the_trace gradients_end trace.json
 for name in reduce gather; do
     check trace_has_$name grep -q "\"ph\":\"X\".*\"name\":\"$name\",\"tid\":8," trace.json
 done
