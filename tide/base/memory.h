@@ -12,7 +12,7 @@
 
 // Returns the text after `key` in the first line that has it, in a file of /proc or /sys; "" if
 // there is none. For tests, TIDE_MACHINE names a folder whose files describe another machine.
-typedef struct { char text[4096]; } MachineText;
+typedef struct { char text[PATH_MAX / 2]; } MachineText;
 
 static MachineText machine_text(const char *path, const char *key) {
     MachineText rest = {""};

@@ -34,8 +34,8 @@ static void run_load_first(Run *r, const RunState *state) {
 // Loads all parts of a checkpoint, or, in a new run, only weights. Damage in a tensor is noticed
 // only now: then renames this checkpoint, and loads the one before. Ends the program if there is
 // none, if its options differ, or if the damaged one has already set up the trainer (ZenFlow); the
-// next --resume then finds the older one. From here on this run owns --out.
-static void run_load(Run *r, const RunState *state) {
+// next --resume then finds the older one. From here on this run owns --out. (noinline saves stack.)
+static __attribute__((noinline)) void run_load(Run *r, const RunState *state) {
     Error err, why;
     TrainState before;
     char aside[PATH_MAX], note[3 * PATH_MAX];
