@@ -324,8 +324,7 @@ static size_t zen_numbers(const ZenConfig *c) { return c->window == 0 ? 2 : 1; }
 // window's steps of the late columns' mean magnitude, is at least b, the mean over these steps of
 // the chosen columns' mean magnitude. The window ends if a share c->agree of the matrices votes so.
 // (The published code multiplies b by 1/(10k) at every step, and is right for k = 0.1 only.)
-static bool zen_votes(const ZenConfig *c, const ZenMap *map, const ZenClock *clock,
-                      size_t steps) {
+static bool zen_votes(const ZenConfig *c, const ZenMap *map, const ZenClock *clock, size_t steps) {
     size_t votes = 0, voters = 0;
     for (int i = 0; i < map->count; i++) {
         const ZenTensor *z = &map->tensor[i];

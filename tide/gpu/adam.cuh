@@ -22,8 +22,7 @@ template <> HOST_DEVICE inline halfX weight_from<halfX>(float p) {
 // Makes a batch of the runs from number `first` on, at most BATCH_MOST. Its units are the norm's
 // blocks of elements if `norm`, else blocks of threads that take eight elements each.
 static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool norm) {
-    Batch<AdamRun> batch;
-    memset(&batch, 0, sizeof batch);
+    Batch<AdamRun> batch = {};
     for (int i = first; i < count && i < first + BATCH_MOST; i++) {
         const size_t eights = (runs[i].at + runs[i].length + 7) / 8 - runs[i].at / 8;
         const size_t blocks = runs[i].length > 0 ? ceil_div(eights, ADAM_THREADS) : 0;

@@ -52,8 +52,6 @@
 #include "queue.cuh"
 #include "../base/model.h"
 #include <cuda_pipeline.h>
-#include <math.h>
-#include <type_traits>
 #ifdef __CUDA_EMU__
 #include "emu_mma.h"
 #endif
@@ -242,7 +240,6 @@ __global__ static void attention_delta_kernel(float *delta, const X *dout, const
 template <typename X>
 __device__ static inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                           uint32_t b1) {
-    static_assert(std::is_same_v<X, bf16> || std::is_same_v<X, f16>, "of 16 bits");
 #ifdef __CUDA_EMU__
     const uint32_t b[2] = {b0, b1};
     if constexpr (std::is_same_v<X, bf16>) emu::mma_m16n8k16_bf16(d, a, b);
@@ -450,18 +447,6 @@ static unsigned attention_parts(AttentionShape s, size_t room) {
     return parts;
 }
 
-// Returns the head of a block, and sets *tile. Blocks take at_once heads at a time, and the
-// tiles of these heads with the most work first (tile `tiles` - 1 of every head, then `tiles` - 2,
-// ...). So the last blocks to start are the shortest.
-__device__ static inline unsigned block_work(unsigned *tile, unsigned block, unsigned tiles,
-                                             unsigned heads, unsigned at_once) {
-    const unsigned first = block / (tiles * at_once) * at_once;
-    const unsigned in_run = heads - first < at_once ? heads - first : at_once;
-    const unsigned i = block % (tiles * at_once);
-    *tile = tiles - 1 - i / in_run;
-    return first + i % in_run;
-}
-
 // A tile of rows of a query head; or of a key head: then `head` is the first query head streamed.
 typedef struct {
     unsigned head;        // number of the query head, in (B, NH)
@@ -470,17 +455,22 @@ typedef struct {
     int first, rows;      // the tile's first row; rows from there to the sequence's end
 } FlashWork;
 
-// Returns the work of this block. A kernel calls this before its loop and again after it: the loop
-// has no registers to keep the result. (The asm hides from the compiler that both calls are equal.)
+// Returns the work of this block. Blocks take at_once heads at a time, and the tiles of these heads
+// with the most work first: the last tiles of queries, the first of keys. So the last blocks to
+// start are the shortest. A kernel calls this before its loop and again after it: the loop has no
+// registers to keep the result. (The asm hides from the compiler that both calls are equal.)
 __device__ static inline FlashWork flash_work(int tile_rows, bool of_keys, AttentionShape s,
                                               unsigned at_once) {
     const unsigned tiles = (s.T + tile_rows - 1) / tile_rows;
-    unsigned tile, block = blockIdx.x;
+    unsigned block = blockIdx.x;
     asm volatile("" : "+r"(block));
     FlashWork w;
-    const unsigned part = of_keys ? s.part : 1;
-    w.head = block_work(&tile, block, tiles, s.B * s.NH / part, at_once) * part;
-    if (of_keys) tile = tiles - 1 - tile;  // of keys, the first tiles have the most work
+    const unsigned part = of_keys ? s.part : 1, heads = s.B * s.NH / part;
+    const unsigned first = block / (tiles * at_once) * at_once;
+    const unsigned in_run = heads - first < at_once ? heads - first : at_once;
+    const unsigned i = block % (tiles * at_once);
+    const unsigned tile = of_keys ? i / in_run : tiles - 1 - i / in_run;
+    w.head = (first + i % in_run) * part;
     const unsigned h = w.head % s.NH;
     w.at_q = h * s.HS;
     w.at_k = (s.NH + h / s.group) * s.HS;

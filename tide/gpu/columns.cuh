@@ -36,21 +36,15 @@ typedef struct {
 } ColumnsWork;
 
 static ColumnsWork columns_matrix(const ZenMap *map, const ZenSegment *s, const ZenTensor *z) {
-    ColumnsWork w;
-    memset(&w, 0, sizeof w);
-    w.at = z->at - map->tensor[s->first].at;
-    w.column_at = z->column_at;
-    w.rows = (unsigned)z->rows;
-    w.cols = (unsigned)z->cols;
-    return w;
+    return ColumnsWork{.at = z->at - map->tensor[s->first].at, .column_at = z->column_at,
+                       .rows = (unsigned)z->rows, .cols = (unsigned)z->cols};
 }
 
 // Lists the chosen columns of a segment's tensors or, if `rest`, the late ones. A unit of work is a
 // block of threads, which takes COLUMNS_EACH bands of a strip.
 static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool rest) {
     const ZenSegment *s = &map->segment[segment];
-    Batch<ColumnsWork> batch;
-    memset(&batch, 0, sizeof batch);
+    Batch<ColumnsWork> batch = {};
     for (const ZenTensor *z = map->tensor + s->first; z < map->tensor + s->first + s->count; z++) {
         const size_t slots = rest ? z->cols - z->chosen : z->chosen;
         if (slots == 0) continue;
@@ -173,8 +167,7 @@ static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsWork>
                               Batch<ColumnsWork> *strips) {
     const ZenSegment *s = &map->segment[segment];
     size_t scratch = 0;
-    memset(blocks, 0, sizeof *blocks);
-    memset(strips, 0, sizeof *strips);
+    *blocks = *strips = {};
     for (const ZenTensor *z = map->tensor + s->first; z < map->tensor + s->first + s->count; z++) {
         const size_t n = ceil_div(z->rows, ZEN_BLOCK);
         if (!zen_is_mixed(z)) continue;

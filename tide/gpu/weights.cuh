@@ -64,8 +64,7 @@ static void weights_copy(GPT2 *g, size_t s) {
     stream_wait(g->weights_in, g->returned[s]);
     const int span = timeline_begin(&g->timeline, ROW_WEIGHTS, "weights", s, bytes, g->weights_in);
     if (bytes > 0)
-        copy_in(g, g->zen != NULL ? g->zen->shown : weights, p->params, bytes,
-                g->weights_in);
+        copy_in(g, g->zen != NULL ? g->zen->shown : weights, p->params, bytes, g->weights_in);
     if (g->zen != NULL) zen_arrived(g, s);
     timeline_end(&g->timeline, span, g->weights_in);
     event_record(g->weight_rooms.full[seg->weight_room], g->weights_in);

@@ -39,13 +39,6 @@ __device__ static inline void zo_store8(floatX *p, const float w[8]) {
     }
 }
 
-// Sets the padding, elements n .. 7, to 0. Few threads have padding; all others skip the loop.
-__device__ static inline void zo_clear_padding(float x[8], int n) {
-    if (n < 8)
-        for (int k = 0; k < 8; k++)
-            if (k >= n) x[k] = 0;
-}
-
 // Updates a group of weights, and writes both perturbed copies, in one pass. minus NULL: writes
 // only plus; plus NULL: writes no copy. Reads each weight once, and draws each random number once.
 __global__ static void zo_weights_kernel(floatX *theta, floatX *plus, floatX *minus, ZoGroup group,
@@ -66,8 +59,9 @@ __global__ static void zo_weights_kernel(floatX *theta, floatX *plus, floatX *mi
     }
     zo_apply(th, 8, &c, &u, x.tensor, x.decay, first);
     if (plus != NULL && scale != 0) zo_noise(z, 8, &c, step, query, x.tensor, first);
-    zo_clear_padding(th, n);
-    zo_clear_padding(z, n);
+    if (n < 8)  // few threads have padding, elements n .. 7: all others skip the loop
+        for (int k = 0; k < 8; k++)
+            if (k >= n) th[k] = z[k] = 0;
     if (u.step != 0) zo_store8(theta + i, th);
     if (plus == NULL) return;
     for (int k = 0; k < 8; k++) w[k] = fmaf(scale, z[k], th[k]);
