@@ -156,7 +156,6 @@ static void zen_map_free(ZenMap *map) {
     free(map->tensor);
     free(map->segment);
     free(map->column);
-    memset(map, 0, sizeof *map);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -280,10 +279,7 @@ static ZenClock zen_clock(const ZenMap *map) {
     return clock;
 }
 
-static void zen_clock_free(ZenClock *clock) {
-    free(clock->scores);
-    memset(clock, 0, sizeof *clock);
-}
+static void zen_clock_free(ZenClock *clock) { free(clock->scores); }
 
 // Is the coming step in the warm-up? In the warm-up each step is a window, and no update is late.
 static bool zen_is_warm(const ZenConfig *c,

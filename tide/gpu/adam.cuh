@@ -117,9 +117,11 @@ __device__ static inline bool adam_elements(W *w, uint16_t *low, M *m, M *v, con
 // are in the run, the arenas are aligned, and all numbers are usual; else it updates those in the
 // run one by one. The unit of work is a block of threads.
 template <typename W, typename M>
-__global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const void *grad,
-                                          bool grad_is_half, bool aligned,
+__global__ static void adam_update_kernel(void *weights, uint16_t *low, void *means, void *squares,
+                                          const void *grad, bool grad_is_half, bool aligned,
                                           Batch<AdamRun> batch, AdamStep s) {
+    W *const w = (W *)weights;
+    M *const m = (M *)means, *const v = (M *)squares;
     unsigned block = blockIdx.x;
     const AdamRun run = batch_find(batch, &block);
     const size_t end = run.at + run.length;
@@ -142,6 +144,13 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
                                    const AdamStep *step, cudaStream_t stream) {
     const uintptr_t addresses = (uintptr_t)w | (uintptr_t)low | (uintptr_t)m | (uintptr_t)v
                               | (uintptr_t)grad;
+    using Rounded = std::conditional_t<HALF_IS_FP16, uint16_t, bf16>;  // fp16: not used
+    const bool m16 = step->moments_bf16;
+    auto kernel = m16 ? adam_update_kernel<float, uint16_t> : adam_update_kernel<float, float>;
+    if (low != NULL) kernel = m16 ? adam_update_kernel<uint16_t, uint16_t>
+                                  : adam_update_kernel<uint16_t, float>;
+    if (step->master_bf16) kernel = m16 ? adam_update_kernel<Rounded, uint16_t>
+                                        : adam_update_kernel<Rounded, float>;
     for (int first = 0; first < count; first += BATCH_MOST) {
         const Batch<AdamRun> batch = adam_batch(runs, first, count, false);
         const unsigned blocks = batch_units(&batch);
@@ -149,19 +158,8 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
         const double bytes = (step->moments_bf16 ? 18 : 26) - (step->master_bf16 ? 4 : 0);
         for (int i = 0; i < batch.count; i++)
             GPU_TAKES(stream, bytes / 26 * (double)batch.work[i].length, gpu_adam);
-        #define ADAM_LAUNCH(W, M) do { \
-            const auto kernel = adam_update_kernel<W, M>; \
-            LAUNCH(kernel, blocks, ADAM_THREADS, 0, stream, (W *)w, low, (M *)m, (M *)v, grad, \
-                   grad_is_half, addresses % 16 == 0, batch, *step); \
-        } while (0)
-        using Rounded = std::conditional_t<HALF_IS_FP16, uint16_t, bf16>;  // fp16: not used
-        if (step->master_bf16 && step->moments_bf16) ADAM_LAUNCH(Rounded, uint16_t);
-        else if (step->master_bf16) ADAM_LAUNCH(Rounded, float);
-        else if (low != NULL && step->moments_bf16) ADAM_LAUNCH(uint16_t, uint16_t);
-        else if (low != NULL) ADAM_LAUNCH(uint16_t, float);
-        else if (step->moments_bf16) ADAM_LAUNCH(float, uint16_t);
-        else ADAM_LAUNCH(float, float);
-        #undef ADAM_LAUNCH
+        LAUNCH(kernel, blocks, ADAM_THREADS, 0, stream, w, low, m, v, grad, grad_is_half,
+               addresses % 16 == 0, batch, *step);
     }
 }
 

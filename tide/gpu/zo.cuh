@@ -321,7 +321,7 @@ static void zo_weights(GPT2 *g, floatX *theta, const ZoGroup *group, const ZoUpd
                        const ZoPass *p, int query) {
     const Zo *zo = g->zo;
     const bool stores = update->step != 0, perturbs = p->signs > 0 && p->scale != 0;
-    const int draws = (stores ? update->queries : 0) + perturbs;
+    const int draws = (stores ? zo->config.queries : 0) + perturbs;
     const double n = (double)group->length, bytes = n * sizeof(floatX) * (1 + stores + p->signs);
     const double noise = zo->config.noise == ZO_GAUSSIAN ? n * draws : 0;
     if (rehearsal != NULL)
