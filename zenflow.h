@@ -428,14 +428,6 @@ typedef struct {
     bool half;               // weights and gradients are stored as halves (bf16.h)
 } ZenReference;
 
-// Runs BODY for each element e (in an arena) of slots [first, last) of a tensor, row by row.
-#define ZEN_EACH(z, column, first, last, BODY) \
-    for (size_t zen_r = 0; zen_r < (z)->rows; zen_r++) \
-        for (size_t zen_j = (first); zen_j < (last); zen_j++) { \
-            const size_t e = (z)->at + zen_r * (z)->cols + (size_t)(column)[zen_j]; \
-            BODY \
-        }
-
 // Returns the weight that forward and backward use for a master weight.
 static float zen_weight(const ZenReference *ref, float w) {
     return ref->half ? half_to_f32(master_weight(w)) : w;
@@ -477,22 +469,27 @@ static void zen_reference_step(ZenReference *ref, const float *grads, const Adam
     for (int i = 0; i < ref->map.count; i++) {
         const ZenTensor *z = &ref->map.tensor[i];
         const int32_t *column = ref->map.column + z->column_at;
-        ZEN_EACH(z, column, 0, z->chosen,
-            zen_adam(ref, z, e, grads[e], now, z->chosen_index + zen_r * z->chosen + zen_j);
-            ref->shown[e] = zen_weight(ref, ref->master[e]);
-        )
-        ZEN_EACH(z, column, z->chosen, z->cols,
-            const float g = ref->half ? half_to_f32(f32_to_half(grads[e])) : grads[e];
-            ref->acc[e] = ref->clock.filled == 0 ? mul_f32(scale, g)
-                                                 : fma_f32(scale, g, ref->acc[e]);
-        )
-        if (!turn.closes) continue;
-        ZEN_EACH(z, column, z->chosen, z->cols,
-            ref->shown[e] = zen_weight(ref, ref->master[e]);  // of the last window
-            zen_adam(ref, z, e, ref->acc[e], &late,
-                     z->rest_index + zen_r * (z->cols - z->chosen) + zen_j - z->chosen);
-            if (turn.drains) ref->shown[e] = zen_weight(ref, ref->master[e]);
-        )
+        for (size_t row = 0; row < z->rows; row++) {
+            const size_t at = z->at + row * z->cols;
+            for (size_t j = 0; j < z->chosen; j++) {
+                const size_t e = at + (size_t)column[j];
+                zen_adam(ref, z, e, grads[e], now, z->chosen_index + row * z->chosen + j);
+                ref->shown[e] = zen_weight(ref, ref->master[e]);
+            }
+            for (size_t j = z->chosen; j < z->cols; j++) {
+                const size_t e = at + (size_t)column[j];
+                const float g = ref->half ? half_to_f32(f32_to_half(grads[e])) : grads[e];
+                ref->acc[e] = ref->clock.filled == 0 ? mul_f32(scale, g)
+                                                     : fma_f32(scale, g, ref->acc[e]);
+            }
+            for (size_t j = z->chosen; turn.closes && j < z->cols; j++) {
+                const size_t e = at + (size_t)column[j];
+                ref->shown[e] = zen_weight(ref, ref->master[e]);  // of the last window
+                zen_adam(ref, z, e, ref->acc[e], &late,
+                         z->rest_index + row * (z->cols - z->chosen) + j - z->chosen);
+                if (turn.drains) ref->shown[e] = zen_weight(ref, ref->master[e]);
+            }
+        }
     }
     for (int i = 0; turn.selects && i < ref->map.count; i++) {
         const size_t n = zen_select(&ref->map, i, ref->clock.scores + ref->map.tensor[i].column_at,

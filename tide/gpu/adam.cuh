@@ -180,13 +180,11 @@ __global__ static void norm_block_sums_kernel(const void *grad, double *sums, un
     double sum = 0;
     for (unsigned i = lane; i < n; i += 16 * NORM_LANES) {
         float x[16];
-        #pragma unroll
-        for (unsigned j = 0; j < 16; j++) {
+        UNROLL for (unsigned j = 0; j < 16; j++) {
             const bool inside = i + j * NORM_LANES < n;
             x[j] = inside ? grad_at(grad, IS_HALF, run.at + at + i + j * NORM_LANES) : 0.0f;
         }
-        #pragma unroll
-        for (int j = 0; j < 16; j++) sum += (double)x[j] * (double)x[j];
+        UNROLL for (int j = 0; j < 16; j++) sum += (double)x[j] * (double)x[j];
     }
     sum = warp_sum(sum);
     if (lane == 0) sums[unit] = sum;
@@ -215,13 +213,11 @@ __global__ static void norm_runs_kernel(double *runs, const double *sums, const 
     const size_t first = run * NORM_RUN + threadIdx.x % 32;
     if (run * NORM_RUN >= count) return;  // the whole warp
     double x[NORM_RUN / NORM_LANES], sum = 0;
-    #pragma unroll
-    for (int k = 0; k < NORM_RUN / NORM_LANES; k++) {
+    UNROLL for (int k = 0; k < NORM_RUN / NORM_LANES; k++) {
         const size_t i = first + (size_t)k * NORM_LANES;
         x[k] = i >= count ? 0 : sums[order == NULL ? i : order[i]];
     }
-    #pragma unroll
-    for (int k = 0; k < NORM_RUN / NORM_LANES; k++) sum += x[k];
+    UNROLL for (int k = 0; k < NORM_RUN / NORM_LANES; k++) sum += x[k];
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) runs[run] = sum;
 }

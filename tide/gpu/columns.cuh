@@ -78,10 +78,8 @@ __device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
                                            unsigned left, unsigned band) {
     if (left > (COLUMNS_EACH - 1) * band) {
         From x[COLUMNS_EACH];
-        #pragma unroll
-        for (int k = 0; k < COLUMNS_EACH; k++, from += ahead_from) x[k] = *from;
-        #pragma unroll
-        for (int k = 0; k < COLUMNS_EACH; k++, to += ahead_to)
+        UNROLL for (int k = 0; k < COLUMNS_EACH; k++, from += ahead_from) x[k] = *from;
+        UNROLL for (int k = 0; k < COLUMNS_EACH; k++, to += ahead_to)
             *to = columns_convert<PACKS, To>(x[k]);
     } else {
         for (unsigned row = 0; row < left; row += band, from += ahead_from, to += ahead_to)
