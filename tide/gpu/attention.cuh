@@ -176,10 +176,9 @@ __global__ static void attention_queries_plain_kernel(X *result, float *lse, con
 }
 
 template <typename X>
-__global__ static void attention_keys_plain_kernel(X *dqkv, const float *delta,
-                                                            const X *dout, const float *lse,
-                                                            const X *qkv, const int32_t *begins,
-                                                            AttentionShape s) {
+__global__ static void attention_keys_plain_kernel(X *dqkv, const float *delta, const X *dout,
+                                                   const float *lse, const X *qkv,
+                                                   const int32_t *begins, AttentionShape s) {
     __shared__ float shared_p[PLAIN_WARPS][32], shared_ds[PLAIN_WARPS][32];
     const size_t T = s.T, HS = s.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // number in (B, NKV, T)
@@ -635,18 +634,17 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
     }
     const FlashWork to = flash_work(ROWS, false, shape, at_once);
     float factor[MI][2];
-    UNROLL for (int m = 0; m < MI; m++) factor[m][0] = factor[m][1] = shape.scale;
-    if (FORWARD) {
-        UNROLL for (int m = 0; m < MI; m++)
-            UNROLL for (int r = 0; r < 2; r++) {
-                const float total = row_sum(sum[m][r]);
-                const int row = row0 + fragment_row(m, 2 * r);
-                factor[m][r] = 1.0f / total;
-                if (threadIdx.x % 4 == 0 && row < to.rows)
-                    lse[(size_t)to.head * T + to.first + row] = mul_f32(max[m][r], shape.scale)
-                                                                + logf(total);
-            }
-    }
+    UNROLL for (int m = 0; m < MI; m++)
+        UNROLL for (int r = 0; r < 2; r++) {
+            factor[m][r] = shape.scale;
+            if (!FORWARD) continue;
+            const float total = row_sum(sum[m][r]);
+            const int row = row0 + fragment_row(m, 2 * r);
+            factor[m][r] = 1.0f / total;
+            if (threadIdx.x % 4 == 0 && row < to.rows)
+                lse[(size_t)to.head * T + to.first + row] = mul_f32(max[m][r], shape.scale)
+                                                            + logf(total);
+        }
     FOR_FRAGMENTS(m, n, D / 8, e) acc[m][n][e] *= factor[m][e / 2];
     const size_t result_pitch = FORWARD ? width : shape.pitch;
     tile_store<D>(result + (to.at_row + to.first) * result_pitch + to.at_q, (int)result_pitch,
