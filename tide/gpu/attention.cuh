@@ -549,9 +549,8 @@ __device__ static inline void softmax_tile(float (&o)[MI][D / 8][4], float (&max
                     part += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], scale2, -bias));
             sum[m][r] = sum[m][r] * rescale[m][r] + part;
         }
-    if (__any_sync(0xffffffffu, moved)) {  // seldom true after the first tiles
+    if (__any_sync(0xffffffffu, moved))  // seldom true after the first tiles
         FOR_FRAGMENTS(m, n, D / 8, e) o[m][n][e] *= rescale[m][e / 2];
-    }
     tile_accumulate<D>(o, s, v_tile);
 }
 
@@ -728,7 +727,7 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
         tile_product<D>(s, k_tile, row0, q_tile);
         tile_product<D>(dp, v_tile, row0, d_tile);
         mask_future<true>(s, row0, query0);
-        if (PACKED && begin[QUERIES - 1] > first + row0) {
+        if (PACKED && begin[QUERIES - 1] > first + row0)
             UNROLL for (int n = 0; n < NB; n++)
                 UNROLL for (int c = 0; c < 2; c++) {
                     const int from = begin[fragment_column(n, c)] - first - row0;
@@ -736,7 +735,6 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
                         UNROLL for (int e = c; e < 4; e += 2)
                             if (from > fragment_row(m, e)) s[m][n][e] = -INFINITY;
                 }
-        }
         UNROLL for (int n = 0; n < NB; n++)
             UNROLL for (int c = 0; c < 2; c++) {
                 const int column = fragment_column(n, c);

@@ -141,10 +141,9 @@ static void columns_adam_gpu(X *arena_part, void *p, void *m, void *v, const voi
     const ZenSegment *s = &map->segment[segment];
     AdamRun runs[LAYER_TENSORS];
     int count = 0;
-    for (const ZenTensor *z = map->tensor + s->first; z < map->tensor + s->first + s->count; z++) {
+    for (const ZenTensor *z = map->tensor + s->first; z < map->tensor + s->first + s->count; z++)
         runs[count++] = AdamRun{z->chosen_at - s->chosen_at, z->rows * z->chosen, z->decay,
                                 z->chosen_index};
-    }
     adam_update_gpu(p, NULL, m, v, grad, grad_is_half, runs, count, step, stream);
     if (arena_part != NULL)
         columns_move_gpu(false, arena_part, sizeof(X) == 2, p, step->master_bf16, map, segment,

@@ -171,7 +171,7 @@ struct Zo {
     floatX *x;                  // (queries, 2, N, C): the residual stream; 2: both signs
     floatX *atty, *act;         // (2, N, row), (2, N, F)
     floatX *ln, *qkv;           // (N, C), (N, Q); qkv is also fc (N, 2F) of a gated MLP
-    floatX *norm;               // (2, zo_norm()): zo_keep_norm() writes it (post-norm models)
+    floatX *norm;               // (2, zo_norm()): weights of a norm (post-norm models)
     float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
     float *right;               // (B)
     double *totals;             // (accum, queries, 2) losses; after them, GPT2.loss[1]
@@ -371,14 +371,6 @@ static floatX *zo_x(const GPT2 *g, int query, int sign) {
     return g->zo->x + (size_t)(query * 2 + sign) * g->max_B * g->max_T * g->config.channels;
 }
 
-// Copies a norm's perturbed weights to zo->norm, because in post-norm layers the next group is
-// perturbed in the same memory before the norm is applied.
-static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
-    const Zo *zo = g->zo;
-    stream_copy(zo->norm + (size_t)sign * zo_norm(g), zo->perturbed[sign] + at,
-                zo_norm(g) * sizeof(floatX), cudaMemcpyDeviceToDevice, g->compute);
-}
-
 // Runs part k of a layer with the perturbed group k, for one query and sign; updates x in place.
 static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
@@ -388,6 +380,7 @@ static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     const ZoRange *range = zo->group[k].range;
     LayerWeights w = {};
     const bool post = g->config.post_norm;
+    floatX *const norm = post ? zo->norm + (size_t)sign * zo_norm(g) : NULL;
     LayerActs a = {};
     a.x = a.mid = a.out = x;
     a.atty = a.ln_2 = atty;
@@ -406,16 +399,17 @@ static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
         w.kind[g->table.tensors[range[i].tensor].kind] = zo->perturbed[sign] + range[i].at;
     w.mid_w = w.ln_2_w;
     w.mid_b = w.ln_2_b;
-    if (post && k == 0) zo_keep_norm(g, range[0].at, sign);
     if (post && k % 2 == 1) {  // zo->norm has the norm that ends this part
-        w.mid_w = w.ln_2_w = zo->norm + (size_t)sign * zo_norm(g);
-        w.mid_b = w.ln_2_b = w.mid_w + zo_norm(g) / 2;
+        w.mid_w = w.ln_2_w = norm;
+        w.mid_b = w.ln_2_b = norm + zo_norm(g) / 2;
     }
     if (!post && k == 0)
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, x, w.ln_1_w, w.ln_1_b, N, C,
                           config_eps(&g->config), g->compute);
     g->steps->layer_part(g, k, &a, &w);
-    if (post && k == 1) zo_keep_norm(g, range[2].at, sign);
+    if (post && k < 2)  // the next group is perturbed in this memory before the norm is applied
+        stream_copy(norm, zo->perturbed[sign] + range[2 * k].at, zo_norm(g) * sizeof(floatX),
+                    cudaMemcpyDeviceToDevice, g->compute);
     if (!post && k == 3) residual_forward(x, a.branch, N * C, g->compute);
     if (k == LAYER_PARTS - 1) layer_passes(g, false);
 }
