@@ -114,17 +114,14 @@ static ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t who
     map.segment = ALLOC(ZenSegment, layers + 2, "columns");
     for (int i = 0; i < t->count; i++) {
         const GPT2Tensor *ten = &t->tensors[i];
-        ZenTensor *z = &map.tensor[i];
         ZenSegment *s = &map.segment[ten->layer + 1];
         const bool is_whole = ten->rank < 2
             || (whole > 0 && (size_t)(ten->layer + 1) > layers - whole);
-        z->rows = ten->rows_padded;
-        z->cols = ten->cols;
-        z->at = ten->offset;
-        z->decay = ten->rank == 2;
-        z->chosen = is_whole ? ten->cols : zen_quota(topk, ten->cols);
-        z->rest_index = ten->offset;
-        z->chosen_index = ten->offset + z->rows * (z->cols - z->chosen);
+        const size_t chosen = is_whole ? ten->cols : zen_quota(topk, ten->cols);
+        map.tensor[i] = (ZenTensor){
+            .rows = ten->rows_padded, .cols = ten->cols, .at = ten->offset, .chosen = chosen,
+            .chosen_index = ten->offset + ten->rows_padded * (ten->cols - chosen),
+            .rest_index = ten->offset, .decay = ten->rank == 2};
         if (s->count++ == 0) s->first = i;
     }
     zen_map_pack(&map);
@@ -364,8 +361,7 @@ typedef struct {
 static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *clock, const float *sums,
                         size_t ranks) {
     const bool warm = zen_is_warm(c, clock);
-    ZenTurn turn;
-    turn.steps = clock->filled + 1;
+    ZenTurn turn = {.steps = clock->filled + 1};
     if (clock->filled == 0 && !warm)  // a window begins: clears scores and means
         memset(clock->scores, 0, (map->columns + 2 * (size_t)map->count) * sizeof(double));
     if (zen_is_scoring(c, map, clock))

@@ -463,20 +463,15 @@ __device__ static inline FlashWork flash_work(int tile_rows, bool of_keys, Atten
     const unsigned tiles = (s.T + tile_rows - 1) / tile_rows;
     unsigned block = blockIdx.x;
     asm volatile("" : "+r"(block));
-    FlashWork w;
     const unsigned part = of_keys ? s.part : 1, heads = s.B * s.NH / part;
     const unsigned first = block / (tiles * at_once) * at_once;
     const unsigned in_run = heads - first < at_once ? heads - first : at_once;
     const unsigned i = block % (tiles * at_once);
     const unsigned tile = of_keys ? i / in_run : tiles - 1 - i / in_run;
-    w.head = (first + i % in_run) * part;
-    const unsigned h = w.head % s.NH;
-    w.at_q = h * s.HS;
-    w.at_k = (s.NH + h / s.group) * s.HS;
-    w.at_row = w.head / s.NH * s.T;
-    w.first = (int)(tile * tile_rows);
-    w.rows = (int)s.T - w.first;
-    return w;
+    const unsigned head = (first + i % in_run) * part, h = head % s.NH;
+    const int row = (int)(tile * tile_rows);
+    return FlashWork{.head = head, .at_q = h * s.HS, .at_k = (s.NH + h / s.group) * s.HS,
+                     .at_row = head / s.NH * s.T, .first = row, .rows = (int)s.T - row};
 }
 
 // Starts to copy ROWS rows of x and y, from row0 on, to stage j % 2. stages: (2, x and y, ROWS, D).

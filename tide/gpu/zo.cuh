@@ -188,8 +188,7 @@ static size_t zo_news(const Zo *zo) { return zo_losses(zo) + ZO_SAYS; }
 
 // Makes a group of the tensors first .. first + count - 1.
 static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
-    ZoGroup g = {};
-    g.count = count;
+    ZoGroup g = {.count = count};
     for (int i = 0; i < count; i++) {
         const GPT2Tensor *ten = &t->tensors[first + i];
         g.range[i] = ZoRange{ten->offset - t->tensors[first].offset, ten->rows * ten->cols, 0,
@@ -381,19 +380,11 @@ static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     LayerWeights w = {};
     const bool post = g->config.post_norm;
     floatX *const norm = post ? zo->norm + (size_t)sign * zo_norm(g) : NULL;
-    LayerActs a = {};
-    a.x = a.mid = a.out = x;
-    a.atty = a.ln_2 = atty;
-    a.ln_1 = post ? atty : zo->ln;
-    a.branch = zo->ln;
-    a.turned = config_turns(&g->config, l);
-    a.rows = N;
-    a.mean_1 = a.mean_2 = zo->mean;
-    a.rstd_1 = a.rstd_2 = zo->rstd;
-    a.qkv = zo->qkv;
-    a.lse = zo->lse;
-    a.act = act;
-    a.fc = config_gated(&g->config) ? zo->qkv : act;
+    LayerActs a = {
+        .x = x, .ln_1 = post ? atty : zo->ln, .mean_1 = zo->mean, .rstd_1 = zo->rstd,
+        .qkv = zo->qkv, .atty = atty, .lse = zo->lse, .mid = x, .ln_2 = atty, .mean_2 = zo->mean,
+        .rstd_2 = zo->rstd, .fc = config_gated(&g->config) ? zo->qkv : act, .act = act,
+        .branch = zo->ln, .out = x, .turned = config_turns(&g->config, l), .rows = N};
     layer_order(&a, &g->config);
     for (int i = 0; i < zo->group[k].count; i++)
         w.kind[g->table.tensors[range[i].tensor].kind] = zo->perturbed[sign] + range[i].at;
