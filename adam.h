@@ -172,10 +172,9 @@ static void norm_block_sums(const float *g, size_t n, double *sums) {
 
 // Returns the square of the global norm: the sum over the blocks of all tensors, in table order.
 static inline double norm_total(const double *sums, size_t count) {
-    const size_t full = NORM_RUN;
     double total = 0;
-    for (size_t first = 0; first < count; first += full) {
-        const size_t n = count - first < full ? count - first : full;
+    for (size_t first = 0; first < count; first += NORM_RUN) {
+        const size_t n = min_size(count - first, NORM_RUN);
         double lane[NORM_LANES] = {0};
         for (size_t i = 0; i < n; i++) lane[i % NORM_LANES] += sums[first + i];
         total += norm_fold(lane);

@@ -114,17 +114,14 @@ static ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t who
     map.segment = ALLOC(ZenSegment, layers + 2, "columns");
     for (int i = 0; i < t->count; i++) {
         const GPT2Tensor *ten = &t->tensors[i];
-        ZenTensor *z = &map.tensor[i];
         ZenSegment *s = &map.segment[ten->layer + 1];
         const bool is_whole = ten->rank < 2
             || (whole > 0 && (size_t)(ten->layer + 1) > layers - whole);
-        z->rows = ten->rows_padded;
-        z->cols = ten->cols;
-        z->at = ten->offset;
-        z->decay = ten->rank == 2;
-        z->chosen = is_whole ? ten->cols : zen_quota(topk, ten->cols);
-        z->rest_index = ten->offset;
-        z->chosen_index = ten->offset + z->rows * (z->cols - z->chosen);
+        const size_t chosen = is_whole ? ten->cols : zen_quota(topk, ten->cols);
+        map.tensor[i] = (ZenTensor){
+            .rows = ten->rows_padded, .cols = ten->cols, .at = ten->offset, .chosen = chosen,
+            .chosen_index = ten->offset + ten->rows_padded * (ten->cols - chosen),
+            .rest_index = ten->offset, .decay = ten->rank == 2};
         if (s->count++ == 0) s->first = i;
     }
     zen_map_pack(&map);
@@ -156,7 +153,6 @@ static void zen_map_free(ZenMap *map) {
     free(map->tensor);
     free(map->segment);
     free(map->column);
-    memset(map, 0, sizeof *map);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -280,10 +276,7 @@ static ZenClock zen_clock(const ZenMap *map) {
     return clock;
 }
 
-static void zen_clock_free(ZenClock *clock) {
-    free(clock->scores);
-    memset(clock, 0, sizeof *clock);
-}
+static void zen_clock_free(ZenClock *clock) { free(clock->scores); }
 
 // Is the coming step in the warm-up? In the warm-up each step is a window, and no update is late.
 static bool zen_is_warm(const ZenConfig *c,
@@ -324,8 +317,7 @@ static size_t zen_numbers(const ZenConfig *c) { return c->window == 0 ? 2 : 1; }
 // window's steps of the late columns' mean magnitude, is at least b, the mean over these steps of
 // the chosen columns' mean magnitude. The window ends if a share c->agree of the matrices votes so.
 // (The published code multiplies b by 1/(10k) at every step, and is right for k = 0.1 only.)
-static bool zen_votes(const ZenConfig *c, const ZenMap *map, const ZenClock *clock,
-                      size_t steps) {
+static bool zen_votes(const ZenConfig *c, const ZenMap *map, const ZenClock *clock, size_t steps) {
     size_t votes = 0, voters = 0;
     for (int i = 0; i < map->count; i++) {
         const ZenTensor *z = &map->tensor[i];
@@ -369,8 +361,7 @@ typedef struct {
 static ZenTurn zen_turn(const ZenConfig *c, const ZenMap *map, ZenClock *clock, const float *sums,
                         size_t ranks) {
     const bool warm = zen_is_warm(c, clock);
-    ZenTurn turn;
-    turn.steps = clock->filled + 1;
+    ZenTurn turn = {.steps = clock->filled + 1};
     if (clock->filled == 0 && !warm)  // a window begins: clears scores and means
         memset(clock->scores, 0, (map->columns + 2 * (size_t)map->count) * sizeof(double));
     if (zen_is_scoring(c, map, clock))
@@ -433,14 +424,6 @@ typedef struct {
     bool half;               // weights and gradients are stored as halves (bf16.h)
 } ZenReference;
 
-// Runs BODY for each element e (in an arena) of slots [first, last) of a tensor, row by row.
-#define ZEN_EACH(z, column, first, last, BODY) \
-    for (size_t zen_r = 0; zen_r < (z)->rows; zen_r++) \
-        for (size_t zen_j = (first); zen_j < (last); zen_j++) { \
-            const size_t e = (z)->at + zen_r * (z)->cols + (size_t)(column)[zen_j]; \
-            BODY \
-        }
-
 // Returns the weight that forward and backward use for a master weight.
 static float zen_weight(const ZenReference *ref, float w) {
     return ref->half ? half_to_f32(master_weight(w)) : w;
@@ -482,22 +465,27 @@ static void zen_reference_step(ZenReference *ref, const float *grads, const Adam
     for (int i = 0; i < ref->map.count; i++) {
         const ZenTensor *z = &ref->map.tensor[i];
         const int32_t *column = ref->map.column + z->column_at;
-        ZEN_EACH(z, column, 0, z->chosen,
-            zen_adam(ref, z, e, grads[e], now, z->chosen_index + zen_r * z->chosen + zen_j);
-            ref->shown[e] = zen_weight(ref, ref->master[e]);
-        )
-        ZEN_EACH(z, column, z->chosen, z->cols,
-            const float g = ref->half ? half_to_f32(f32_to_half(grads[e])) : grads[e];
-            ref->acc[e] = ref->clock.filled == 0 ? mul_f32(scale, g)
-                                                 : fma_f32(scale, g, ref->acc[e]);
-        )
-        if (!turn.closes) continue;
-        ZEN_EACH(z, column, z->chosen, z->cols,
-            ref->shown[e] = zen_weight(ref, ref->master[e]);  // of the last window
-            zen_adam(ref, z, e, ref->acc[e], &late,
-                     z->rest_index + zen_r * (z->cols - z->chosen) + zen_j - z->chosen);
-            if (turn.drains) ref->shown[e] = zen_weight(ref, ref->master[e]);
-        )
+        for (size_t row = 0; row < z->rows; row++) {
+            const size_t at = z->at + row * z->cols;
+            for (size_t j = 0; j < z->chosen; j++) {
+                const size_t e = at + (size_t)column[j];
+                zen_adam(ref, z, e, grads[e], now, z->chosen_index + row * z->chosen + j);
+                ref->shown[e] = zen_weight(ref, ref->master[e]);
+            }
+            for (size_t j = z->chosen; j < z->cols; j++) {
+                const size_t e = at + (size_t)column[j];
+                const float g = ref->half ? half_to_f32(f32_to_half(grads[e])) : grads[e];
+                ref->acc[e] = ref->clock.filled == 0 ? mul_f32(scale, g)
+                                                     : fma_f32(scale, g, ref->acc[e]);
+            }
+            for (size_t j = z->chosen; turn.closes && j < z->cols; j++) {
+                const size_t e = at + (size_t)column[j];
+                ref->shown[e] = zen_weight(ref, ref->master[e]);  // of the last window
+                zen_adam(ref, z, e, ref->acc[e], &late,
+                         z->rest_index + row * (z->cols - z->chosen) + j - z->chosen);
+                if (turn.drains) ref->shown[e] = zen_weight(ref, ref->master[e]);
+            }
+        }
     }
     for (int i = 0; turn.selects && i < ref->map.count; i++) {
         const size_t n = zen_select(&ref->map, i, ref->clock.scores + ref->map.tensor[i].column_at,

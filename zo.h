@@ -87,7 +87,6 @@ HOST_DEVICE static inline float zo_round(float x, int storage, uint32_t random) 
 
 typedef struct {
     uint32_t step;            // the step that made this update; 0: there is none
-    int queries;
     float shrink;             // lr wd
     float scale[ZO_QUERIES];  // lr g / queries
 } ZoUpdate;
@@ -116,7 +115,6 @@ static void zo_estimate(ZoUpdate *u, const ZoConfig *c, size_t step, double lr,
     double squares = 0;
     *loss = 0;
     memset(u, 0, sizeof *u);
-    u->queries = c->queries;
     u->shrink = (float)(lr * weight_decay);
     for (int j = 0; j < c->queries; j++) {
         const double g = (side[2 * j] - side[2 * j + 1]) / (2 * (double)c->eps);
@@ -135,7 +133,7 @@ HOST_DEVICE static inline void zo_apply(float *th, int n, const ZoConfig *c, con
     if (u->step == 0) return;
     if (decay)
         for (int i = 0; i < n; i++) th[i] = fma_f32(-u->shrink, th[i], th[i]);
-    for (int j = 0; j < u->queries; j++) {
+    for (int j = 0; j < c->queries; j++) {
         const float scale = -u->scale[j];
         zo_noise(z, n, c, u->step, (uint32_t)j, tensor, first);
         for (int i = 0; i < n; i++) th[i] = fma_f32(scale, z[i], th[i]);

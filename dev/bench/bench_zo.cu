@@ -72,7 +72,7 @@ static void bench_kernel(size_t n, double copy_rate) {
     for (int noise = 0; noise < 2; noise++)
         for (uint32_t update = 0; update < 2; update++) {
             const ZoConfig c = {1, 1e-3f, 1, noise, ZO_STORAGE};
-            const ZoUpdate u = {9 * update, 1, 0, {1e-9f}};
+            const ZoUpdate u = {9 * update, 0, {1e-9f}};
             const double moved = (double)n * (double)sizeof(floatX) * (3 + update);
             const double s = timed(&bench.timed, moved, [&] {
                 zo_weights_kernel<<<ceil_div(n, 8 * BLOCK_THREADS), BLOCK_THREADS, 0,

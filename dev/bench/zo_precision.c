@@ -121,7 +121,7 @@ static void survival(float *w) {
                     float th[64], sum[64] = {0};
                     memcpy(th, w + at, sizeof th);
                     for (uint32_t step = 1; step <= 64; step++) {
-                        const ZoUpdate u = {step, 1, 0, {1e-7f * powf(10, (float)k)}};
+                        const ZoUpdate u = {step, 0, {1e-7f * powf(10, (float)k)}};
                         zo_apply(th, 64, &c, &u, 0, false, at);
                         zo_apply(sum, 64, &exact, &u, 0, false, at);
                         if (stochastic) continue;

@@ -156,11 +156,10 @@ static void adam_range(const AdamWork *w, size_t first, size_t last, uint32_t in
 // Adds the gradient to the sum in a chunk of a run, rounded once: sum += scale * grad, or, if
 // first, sum = scale * grad. Computes the norm's sums, from number `block` on, from the cache.
 static inline void accumulate_range(const AdamWork *w, const AdamRun *r, size_t block) {
-    const size_t full = NORM_BLOCK;
     const int is_half = w->grad_is_half, first = w->first;
     const float scale = w->scale;
-    for (size_t i = r->at, end = r->at + r->length; i < end; i += full, block++) {
-        const size_t n = end - i < full ? end - i : full;
+    for (size_t i = r->at, end = r->at + r->length; i < end; i += NORM_BLOCK, block++) {
+        const size_t n = min_size(end - i, NORM_BLOCK);
         float *__restrict__ sum = w->sum + i;
         const void *__restrict__ grad = (const char *)w->grad + i * (is_half ? 2 : 4);
         for (size_t j = 0; j < n; j++) {

@@ -76,7 +76,7 @@ static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 // Computes out (M, N) = op(A) (M, K) op(B) (K, N) + bias, or out += op(A) op(B) with `accumulate`.
 // A is stored (M, K), or (K, M) with trans_a; B is stored (K, N), or (N, K) with trans_b. All are
 // row-major; rows are lda, ldb, ldo elements apart. bias (N), or NULL, is added to each row, but
-// not with accumulate. Any size may be 0. out must not overlap A or B.
+// not with accumulate. K is at least 1. out must not overlap A or B.
 static void gemm_plain(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                               const float *a, size_t lda, const float *b, size_t ldb,
                               float *out, size_t ldo, const float *bias, bool accumulate) {
@@ -202,8 +202,7 @@ static size_t gemm_scratch_floats(void) { return GEMM_KC * GEMM_NR; }
 static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                                const float *a, size_t lda, const float *b, size_t ldb,
                                float *out, size_t ldo, bool accumulate, float *scratch) {
-    size_t k = 0;
-    do {  // once at least: with K = 0 the result is 0
+    for (size_t k = 0; k < K; k += GEMM_KC) {
         const size_t kc = min_size(K - k, GEMM_KC);
         const GemmA block = {a + (trans_a ? k * lda : k), GEMM_MR * (trans_a ? 1 : lda),
                              trans_a ? 1 : lda, trans_a ? lda : 1};
@@ -211,8 +210,7 @@ static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K
             gemm_panel(M, min_size(N - n, GEMM_NR), kc, block, trans_b,
                        b + (trans_b ? n * ldb + k : k * ldb + n), ldb, out + n, ldo, NULL,
                        k == 0 && !accumulate, scratch);
-        k += kc;
-    } while (k < K);
+    }
 }
 
 // Computes gemm_plain() on all threads. Must not be called in a parallel region, nor by two threads
@@ -244,8 +242,7 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
             // Packs as many blocks of k as there is room for: a small M then needs fewer barriers.
             const size_t chunks = (mc + chunk - 1) / chunk, block = chunks * chunk * GEMM_KC;
             const size_t depth = GEMM_MC * GEMM_KC / block * GEMM_KC;
-            size_t k0 = 0;
-            do {
+            for (size_t k0 = 0; k0 < K; k0 += depth) {
                 const size_t k1 = min_size(K, k0 + depth);
                 const size_t blocks = (k1 - k0 + GEMM_KC - 1) / GEMM_KC;
                 #pragma omp for schedule(static)
@@ -260,19 +257,14 @@ static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
                     const size_t n = task / parts * GEMM_NR, m = task % parts * part;
                     GemmA tiles = {pack_a + m * GEMM_KC, GEMM_MR * GEMM_KC,
                                    trans_a ? 1 : GEMM_KC, trans_a ? GEMM_MR : 1};
-                    size_t k = k0;
-                    do {  // once at least: with K = 0 the result is the bias
+                    for (size_t k = k0; k < k1; k += GEMM_KC, tiles.base += block)
                         gemm_panel(min_size(mc - m, part), min_size(N - n, GEMM_NR),
                                    min_size(k1 - k, GEMM_KC), tiles, trans_b,
                                    b + (trans_b ? n * ldb + k : k * ldb + n), ldb,
                                    out + (m0 + m) * ldo + n, ldo, bias ? bias + n : NULL,
                                    k == 0 && !accumulate, pack_b);
-                        tiles.base += block;
-                        k += GEMM_KC;
-                    } while (k < k1);
                 }
-                k0 = k1;
-            } while (k0 < K);
+            }
         }
     }
 }

@@ -22,8 +22,7 @@ template <> HOST_DEVICE inline halfX weight_from<halfX>(float p) {
 // Makes a batch of the runs from number `first` on, at most BATCH_MOST. Its units are the norm's
 // blocks of elements if `norm`, else blocks of threads that take eight elements each.
 static Batch<AdamRun> adam_batch(const AdamRun *runs, int first, int count, bool norm) {
-    Batch<AdamRun> batch;
-    memset(&batch, 0, sizeof batch);
+    Batch<AdamRun> batch = {};
     for (int i = first; i < count && i < first + BATCH_MOST; i++) {
         const size_t eights = (runs[i].at + runs[i].length + 7) / 8 - runs[i].at / 8;
         const size_t blocks = runs[i].length > 0 ? ceil_div(eights, ADAM_THREADS) : 0;
@@ -118,9 +117,11 @@ __device__ static inline bool adam_elements(W *w, uint16_t *low, M *m, M *v, con
 // are in the run, the arenas are aligned, and all numbers are usual; else it updates those in the
 // run one by one. The unit of work is a block of threads.
 template <typename W, typename M>
-__global__ static void adam_update_kernel(W *w, uint16_t *low, M *m, M *v, const void *grad,
-                                          bool grad_is_half, bool aligned,
+__global__ static void adam_update_kernel(void *weights, uint16_t *low, void *means, void *squares,
+                                          const void *grad, bool grad_is_half, bool aligned,
                                           Batch<AdamRun> batch, AdamStep s) {
+    W *const w = (W *)weights;
+    M *const m = (M *)means, *const v = (M *)squares;
     unsigned block = blockIdx.x;
     const AdamRun run = batch_find(batch, &block);
     const size_t end = run.at + run.length;
@@ -143,6 +144,13 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
                                    const AdamStep *step, cudaStream_t stream) {
     const uintptr_t addresses = (uintptr_t)w | (uintptr_t)low | (uintptr_t)m | (uintptr_t)v
                               | (uintptr_t)grad;
+    using Rounded = std::conditional_t<HALF_IS_FP16, uint16_t, bf16>;  // fp16: not used
+    const bool m16 = step->moments_bf16;
+    auto kernel = m16 ? adam_update_kernel<float, uint16_t> : adam_update_kernel<float, float>;
+    if (low != NULL) kernel = m16 ? adam_update_kernel<uint16_t, uint16_t>
+                                  : adam_update_kernel<uint16_t, float>;
+    if (step->master_bf16) kernel = m16 ? adam_update_kernel<Rounded, uint16_t>
+                                        : adam_update_kernel<Rounded, float>;
     for (int first = 0; first < count; first += BATCH_MOST) {
         const Batch<AdamRun> batch = adam_batch(runs, first, count, false);
         const unsigned blocks = batch_units(&batch);
@@ -150,19 +158,8 @@ static inline void adam_update_gpu(void *w, uint16_t *low, void *m, void *v, con
         const double bytes = (step->moments_bf16 ? 18 : 26) - (step->master_bf16 ? 4 : 0);
         for (int i = 0; i < batch.count; i++)
             GPU_TAKES(stream, bytes / 26 * (double)batch.work[i].length, gpu_adam);
-        #define ADAM_LAUNCH(W, M) do { \
-            const auto kernel = adam_update_kernel<W, M>; \
-            LAUNCH(kernel, blocks, ADAM_THREADS, 0, stream, (W *)w, low, (M *)m, (M *)v, grad, \
-                   grad_is_half, addresses % 16 == 0, batch, *step); \
-        } while (0)
-        using Rounded = std::conditional_t<HALF_IS_FP16, uint16_t, bf16>;  // fp16: not used
-        if (step->master_bf16 && step->moments_bf16) ADAM_LAUNCH(Rounded, uint16_t);
-        else if (step->master_bf16) ADAM_LAUNCH(Rounded, float);
-        else if (low != NULL && step->moments_bf16) ADAM_LAUNCH(uint16_t, uint16_t);
-        else if (low != NULL) ADAM_LAUNCH(uint16_t, float);
-        else if (step->moments_bf16) ADAM_LAUNCH(float, uint16_t);
-        else ADAM_LAUNCH(float, float);
-        #undef ADAM_LAUNCH
+        LAUNCH(kernel, blocks, ADAM_THREADS, 0, stream, w, low, m, v, grad, grad_is_half,
+               addresses % 16 == 0, batch, *step);
     }
 }
 
@@ -183,13 +180,11 @@ __global__ static void norm_block_sums_kernel(const void *grad, double *sums, un
     double sum = 0;
     for (unsigned i = lane; i < n; i += 16 * NORM_LANES) {
         float x[16];
-        #pragma unroll
-        for (unsigned j = 0; j < 16; j++) {
+        UNROLL for (unsigned j = 0; j < 16; j++) {
             const bool inside = i + j * NORM_LANES < n;
             x[j] = inside ? grad_at(grad, IS_HALF, run.at + at + i + j * NORM_LANES) : 0.0f;
         }
-        #pragma unroll
-        for (int j = 0; j < 16; j++) sum += (double)x[j] * (double)x[j];
+        UNROLL for (int j = 0; j < 16; j++) sum += (double)x[j] * (double)x[j];
     }
     sum = warp_sum(sum);
     if (lane == 0) sums[unit] = sum;
@@ -218,13 +213,11 @@ __global__ static void norm_runs_kernel(double *runs, const double *sums, const 
     const size_t first = run * NORM_RUN + threadIdx.x % 32;
     if (run * NORM_RUN >= count) return;  // the whole warp
     double x[NORM_RUN / NORM_LANES], sum = 0;
-    #pragma unroll
-    for (int k = 0; k < NORM_RUN / NORM_LANES; k++) {
+    UNROLL for (int k = 0; k < NORM_RUN / NORM_LANES; k++) {
         const size_t i = first + (size_t)k * NORM_LANES;
         x[k] = i >= count ? 0 : sums[order == NULL ? i : order[i]];
     }
-    #pragma unroll
-    for (int k = 0; k < NORM_RUN / NORM_LANES; k++) sum += x[k];
+    UNROLL for (int k = 0; k < NORM_RUN / NORM_LANES; k++) sum += x[k];
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) runs[run] = sum;
 }

@@ -52,8 +52,6 @@
 #include "queue.cuh"
 #include "../base/model.h"
 #include <cuda_pipeline.h>
-#include <math.h>
-#include <type_traits>
 #ifdef __CUDA_EMU__
 #include "emu_mma.h"
 #endif
@@ -178,10 +176,9 @@ __global__ static void attention_queries_plain_kernel(X *result, float *lse, con
 }
 
 template <typename X>
-__global__ static void attention_keys_plain_kernel(X *dqkv, const float *delta,
-                                                            const X *dout, const float *lse,
-                                                            const X *qkv, const int32_t *begins,
-                                                            AttentionShape s) {
+__global__ static void attention_keys_plain_kernel(X *dqkv, const float *delta, const X *dout,
+                                                   const float *lse, const X *qkv,
+                                                   const int32_t *begins, AttentionShape s) {
     __shared__ float shared_p[PLAIN_WARPS][32], shared_ds[PLAIN_WARPS][32];
     const size_t T = s.T, HS = s.HS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const size_t row = (size_t)blockIdx.x * PLAIN_WARPS + warp;  // number in (B, NKV, T)
@@ -242,7 +239,6 @@ __global__ static void attention_delta_kernel(float *delta, const X *dout, const
 template <typename X>
 __device__ static inline void mma_16x8x16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                           uint32_t b1) {
-    static_assert(std::is_same_v<X, bf16> || std::is_same_v<X, f16>, "of 16 bits");
 #ifdef __CUDA_EMU__
     const uint32_t b[2] = {b0, b1};
     if constexpr (std::is_same_v<X, bf16>) emu::mma_m16n8k16_bf16(d, a, b);
@@ -450,18 +446,6 @@ static unsigned attention_parts(AttentionShape s, size_t room) {
     return parts;
 }
 
-// Returns the head of a block, and sets *tile. Blocks take at_once heads at a time, and the
-// tiles of these heads with the most work first (tile `tiles` - 1 of every head, then `tiles` - 2,
-// ...). So the last blocks to start are the shortest.
-__device__ static inline unsigned block_work(unsigned *tile, unsigned block, unsigned tiles,
-                                             unsigned heads, unsigned at_once) {
-    const unsigned first = block / (tiles * at_once) * at_once;
-    const unsigned in_run = heads - first < at_once ? heads - first : at_once;
-    const unsigned i = block % (tiles * at_once);
-    *tile = tiles - 1 - i / in_run;
-    return first + i % in_run;
-}
-
 // A tile of rows of a query head; or of a key head: then `head` is the first query head streamed.
 typedef struct {
     unsigned head;        // number of the query head, in (B, NH)
@@ -470,24 +454,24 @@ typedef struct {
     int first, rows;      // the tile's first row; rows from there to the sequence's end
 } FlashWork;
 
-// Returns the work of this block. A kernel calls this before its loop and again after it: the loop
-// has no registers to keep the result. (The asm hides from the compiler that both calls are equal.)
+// Returns the work of this block. Blocks take at_once heads at a time, and the tiles of these heads
+// with the most work first: the last tiles of queries, the first of keys. So the last blocks to
+// start are the shortest. A kernel calls this before its loop and again after it: the loop has no
+// registers to keep the result. (The asm hides from the compiler that both calls are equal.)
 __device__ static inline FlashWork flash_work(int tile_rows, bool of_keys, AttentionShape s,
                                               unsigned at_once) {
     const unsigned tiles = (s.T + tile_rows - 1) / tile_rows;
-    unsigned tile, block = blockIdx.x;
+    unsigned block = blockIdx.x;
     asm volatile("" : "+r"(block));
-    FlashWork w;
-    const unsigned part = of_keys ? s.part : 1;
-    w.head = block_work(&tile, block, tiles, s.B * s.NH / part, at_once) * part;
-    if (of_keys) tile = tiles - 1 - tile;  // of keys, the first tiles have the most work
-    const unsigned h = w.head % s.NH;
-    w.at_q = h * s.HS;
-    w.at_k = (s.NH + h / s.group) * s.HS;
-    w.at_row = w.head / s.NH * s.T;
-    w.first = (int)(tile * tile_rows);
-    w.rows = (int)s.T - w.first;
-    return w;
+    const unsigned part = of_keys ? s.part : 1, heads = s.B * s.NH / part;
+    const unsigned first = block / (tiles * at_once) * at_once;
+    const unsigned in_run = heads - first < at_once ? heads - first : at_once;
+    const unsigned i = block % (tiles * at_once);
+    const unsigned tile = of_keys ? i / in_run : tiles - 1 - i / in_run;
+    const unsigned head = (first + i % in_run) * part, h = head % s.NH;
+    const int row = (int)(tile * tile_rows);
+    return FlashWork{.head = head, .at_q = h * s.HS, .at_k = (s.NH + h / s.group) * s.HS,
+                     .at_row = head / s.NH * s.T, .first = row, .rows = (int)s.T - row};
 }
 
 // Starts to copy ROWS rows of x and y, from row0 on, to stage j % 2. stages: (2, x and y, ROWS, D).
@@ -560,9 +544,8 @@ __device__ static inline void softmax_tile(float (&o)[MI][D / 8][4], float (&max
                     part += s[m][n][e] = exp2_fast(fmaf(s[m][n][e], scale2, -bias));
             sum[m][r] = sum[m][r] * rescale[m][r] + part;
         }
-    if (__any_sync(0xffffffffu, moved)) {  // seldom true after the first tiles
+    if (__any_sync(0xffffffffu, moved))  // seldom true after the first tiles
         FOR_FRAGMENTS(m, n, D / 8, e) o[m][n][e] *= rescale[m][e / 2];
-    }
     tile_accumulate<D>(o, s, v_tile);
 }
 
@@ -645,18 +628,17 @@ attention_queries_flash_kernel(X *result, float *lse, const float *delta, const 
     }
     const FlashWork to = flash_work(ROWS, false, shape, at_once);
     float factor[MI][2];
-    UNROLL for (int m = 0; m < MI; m++) factor[m][0] = factor[m][1] = shape.scale;
-    if (FORWARD) {
-        UNROLL for (int m = 0; m < MI; m++)
-            UNROLL for (int r = 0; r < 2; r++) {
-                const float total = row_sum(sum[m][r]);
-                const int row = row0 + fragment_row(m, 2 * r);
-                factor[m][r] = 1.0f / total;
-                if (threadIdx.x % 4 == 0 && row < to.rows)
-                    lse[(size_t)to.head * T + to.first + row] = mul_f32(max[m][r], shape.scale)
-                                                                + logf(total);
-            }
-    }
+    UNROLL for (int m = 0; m < MI; m++)
+        UNROLL for (int r = 0; r < 2; r++) {
+            factor[m][r] = shape.scale;
+            if (!FORWARD) continue;
+            const float total = row_sum(sum[m][r]);
+            const int row = row0 + fragment_row(m, 2 * r);
+            factor[m][r] = 1.0f / total;
+            if (threadIdx.x % 4 == 0 && row < to.rows)
+                lse[(size_t)to.head * T + to.first + row] = mul_f32(max[m][r], shape.scale)
+                                                            + logf(total);
+        }
     FOR_FRAGMENTS(m, n, D / 8, e) acc[m][n][e] *= factor[m][e / 2];
     const size_t result_pitch = FORWARD ? width : shape.pitch;
     tile_store<D>(result + (to.at_row + to.first) * result_pitch + to.at_q, (int)result_pitch,
@@ -740,7 +722,7 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
         tile_product<D>(s, k_tile, row0, q_tile);
         tile_product<D>(dp, v_tile, row0, d_tile);
         mask_future<true>(s, row0, query0);
-        if (PACKED && begin[QUERIES - 1] > first + row0) {
+        if (PACKED && begin[QUERIES - 1] > first + row0)
             UNROLL for (int n = 0; n < NB; n++)
                 UNROLL for (int c = 0; c < 2; c++) {
                     const int from = begin[fragment_column(n, c)] - first - row0;
@@ -748,7 +730,6 @@ attention_keys_flash_kernel(X *dqkv, const float *delta, const X *dout, const fl
                         UNROLL for (int e = c; e < 4; e += 2)
                             if (from > fragment_row(m, e)) s[m][n][e] = -INFINITY;
                 }
-        }
         UNROLL for (int n = 0; n < NB; n++)
             UNROLL for (int c = 0; c < 2; c++) {
                 const int column = fragment_column(n, c);

@@ -36,21 +36,15 @@ typedef struct {
 } ColumnsWork;
 
 static ColumnsWork columns_matrix(const ZenMap *map, const ZenSegment *s, const ZenTensor *z) {
-    ColumnsWork w;
-    memset(&w, 0, sizeof w);
-    w.at = z->at - map->tensor[s->first].at;
-    w.column_at = z->column_at;
-    w.rows = (unsigned)z->rows;
-    w.cols = (unsigned)z->cols;
-    return w;
+    return ColumnsWork{.at = z->at - map->tensor[s->first].at, .column_at = z->column_at,
+                       .rows = (unsigned)z->rows, .cols = (unsigned)z->cols};
 }
 
 // Lists the chosen columns of a segment's tensors or, if `rest`, the late ones. A unit of work is a
 // block of threads, which takes COLUMNS_EACH bands of a strip.
 static inline Batch<ColumnsWork> columns_of(const ZenMap *map, int segment, bool rest) {
     const ZenSegment *s = &map->segment[segment];
-    Batch<ColumnsWork> batch;
-    memset(&batch, 0, sizeof batch);
+    Batch<ColumnsWork> batch = {};
     for (const ZenTensor *z = map->tensor + s->first; z < map->tensor + s->first + s->count; z++) {
         const size_t slots = rest ? z->cols - z->chosen : z->chosen;
         if (slots == 0) continue;
@@ -84,10 +78,8 @@ __device__ static inline void columns_copy(To *__restrict__ to, size_t ahead_to,
                                            unsigned left, unsigned band) {
     if (left > (COLUMNS_EACH - 1) * band) {
         From x[COLUMNS_EACH];
-        #pragma unroll
-        for (int k = 0; k < COLUMNS_EACH; k++, from += ahead_from) x[k] = *from;
-        #pragma unroll
-        for (int k = 0; k < COLUMNS_EACH; k++, to += ahead_to)
+        UNROLL for (int k = 0; k < COLUMNS_EACH; k++, from += ahead_from) x[k] = *from;
+        UNROLL for (int k = 0; k < COLUMNS_EACH; k++, to += ahead_to)
             *to = columns_convert<PACKS, To>(x[k]);
     } else {
         for (unsigned row = 0; row < left; row += band, from += ahead_from, to += ahead_to)
@@ -149,10 +141,9 @@ static void columns_adam_gpu(X *arena_part, void *p, void *m, void *v, const voi
     const ZenSegment *s = &map->segment[segment];
     AdamRun runs[LAYER_TENSORS];
     int count = 0;
-    for (const ZenTensor *z = map->tensor + s->first; z < map->tensor + s->first + s->count; z++) {
+    for (const ZenTensor *z = map->tensor + s->first; z < map->tensor + s->first + s->count; z++)
         runs[count++] = AdamRun{z->chosen_at - s->chosen_at, z->rows * z->chosen, z->decay,
                                 z->chosen_index};
-    }
     adam_update_gpu(p, NULL, m, v, grad, grad_is_half, runs, count, step, stream);
     if (arena_part != NULL)
         columns_move_gpu(false, arena_part, sizeof(X) == 2, p, step->master_bf16, map, segment,
@@ -173,8 +164,7 @@ static size_t columns_sums_of(const ZenMap *map, int segment, Batch<ColumnsWork>
                               Batch<ColumnsWork> *strips) {
     const ZenSegment *s = &map->segment[segment];
     size_t scratch = 0;
-    memset(blocks, 0, sizeof *blocks);
-    memset(strips, 0, sizeof *strips);
+    *blocks = *strips = {};
     for (const ZenTensor *z = map->tensor + s->first; z < map->tensor + s->first + s->count; z++) {
         const size_t n = ceil_div(z->rows, ZEN_BLOCK);
         if (!zen_is_mixed(z)) continue;

@@ -90,7 +90,6 @@ template <typename X> __device__ static inline Pack<X> load_pack(const X *p) {
 
 // Rounds two numbers to X = bf16 or f16, in one word.
 template <typename X> __device__ static inline uint32_t pack_pair(float low, float high) {
-    static_assert(std::is_same_v<X, bf16> || std::is_same_v<X, f16>, "of 16 bits");
     uint32_t bits;
     if constexpr (std::is_same_v<X, bf16>) {
         const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

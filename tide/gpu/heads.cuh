@@ -30,7 +30,7 @@ __global__ static void classify_kernel(float *losses, float *right, float *slope
                                        size_t C) {
     __shared__ float logit[TASK_LABELS];
     const size_t b = blockIdx.x, row = (b * T + (size_t)where[2 * b]) * C;
-    const int label = where[2 * b + 1], mine = (int)threadIdx.x;
+    const int label = where[2 * b + 1];
     x += row;
     float max = -FLT_MAX, sum = 0, wanted = 0;
     int best = 0;
@@ -55,16 +55,13 @@ __global__ static void classify_kernel(float *losses, float *right, float *slope
     }
     if (grad_scale == 0) return;
     __syncthreads();
-    if (mine < words.count) {
-        logit[mine] = (expf(logit[mine] - max) / sum - (float)(mine == label)) * grad_scale;
-        slopes[b * TASK_LABELS + mine] = logit[mine];
-    }
-    __syncthreads();
     for (size_t i = threadIdx.x * 4; i < C; i += blockDim.x * 4) {
         float d[4] = {0}, w[4];
         for (int k = 0; k < words.count; k++) {
+            const float slope = (expf(logit[k] - max) / sum - (float)(k == label)) * grad_scale;
+            if (i == 0) slopes[b * TASK_LABELS + k] = slope;
             zo_perturbed4(w, head, &c, tensor, (size_t)words.word[k] * C + i, step, query, scale);
-            for (int j = 0; j < 4; j++) d[j] = fmaf(logit[k], w[j], d[j]);
+            for (int j = 0; j < 4; j++) d[j] = fmaf(slope, w[j], d[j]);
         }
         for (int j = 0; j < 4; j++) dx[row + i + j] = from_f32<floatX>(d[j]);
     }

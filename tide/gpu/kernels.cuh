@@ -221,11 +221,9 @@ template <typename X>
 __global__ static void encoder_backward_wpe_kernel(X *dwpe, const X *dout, size_t B, size_t TC) {
     const size_t i = grid_thread() * Pack<X>::N;  // within (T, C)
     if (i >= TC) return;
-    float sum[Pack<X>::N] = {0};
-    sum_rows(sum, dout + i, TC, (const int32_t *)NULL, 0, B, 1);
-    Pack<X> total;
-    for (int j = 0; j < Pack<X>::N; j++) total.x[j] = from_f32<X>(sum[j]);
-    store_pack(dwpe + i, total);
+    Wide<X> sum = {};
+    sum_rows(sum.x, dout + i, TC, (const int32_t *)NULL, 0, B, 1);
+    store_bits(dwpe + i, narrow<X>(sum));
 }
 
 // Adds the gradients of tokens to dwte (V, C), which is fp32 and has a tied head's gradient; or, if
@@ -292,7 +290,7 @@ layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X 
         row[k] = load_bits(inp + at);
         if (add != NULL) more[k] = load_bits(add + at);
     }
-    if (add != NULL) {
+    if (add != NULL)
         FOR_PACKS(k) {
             Wide<X> both = widen<X>(row[k]);
             const Wide<X> other = widen<X>(more[k]);
@@ -300,7 +298,6 @@ layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X 
             row[k] = narrow<X>(both);
             store_bits(residual + n * C + (size_t)(i + k * team) * Pack<X>::N, row[k]);
         }
-    }
     if (!RMS) {
         FOR_PACKS(k) {
             const Wide<X> x = widen<X>(row[k]);
@@ -333,13 +330,12 @@ layernorm_forward_kernel(X *residual, X *out, float *mean, float *rstd, const X 
 
 // Computes residual = a + b, and out, the normalised residual, with weight w and bias `bias`. The
 // bits are those of residual_forward() and then layernorm_forward(), but the sum is not read again.
-// Ends the program if C is too large for a block: above 32768 channels in bf16, 16384 in fp32.
+// A block has room for 32768 channels in bf16, 16384 in fp32.
 template <typename X>
 static void residual_layernorm_forward(X *residual, X *out, float *mean, float *rstd,
                                        const X *a, const X *b, const X *w, const X *bias,
                                        size_t N, size_t C, float eps, cudaStream_t stream) {
     const unsigned team = layernorm_team<X>(C), rows = team == 32 ? 4 : 1;
-    if (team > 1024) fail("layer normalisation: %zu channels are too many", C);
     const auto kernel = mean == NULL ? layernorm_forward_kernel<X, true>
                                      : layernorm_forward_kernel<X, false>;
     LAUNCH(kernel, ceil_div(N, rows), rows * team, 0, stream, residual, out, mean, rstd, a, b, w,
@@ -505,9 +501,9 @@ template <typename X, bool RMS = false> static size_t layernorm_backward_shared(
 // Adds the gradient of inp to dinp, which has the gradient of the residual stream around this
 // layer. Overwrites dw, db and dinp_sum (C). dinp_sum gets the column sums of the stored dinp: the
 // gradient of the bias of the linear layer whose output's gradient is dinp. If dinp_sum is NULL,
-// layernorm_dinp_sum() computes it later. scratch: layernorm_backward_scratch(N, C) floats. Ends
-// the program if C is above 16384 in bf16 (A100: 13312), 12288 in fp32 (A100: 10240); on GPUs whose
-// blocks have 99 KiB of shared memory, above 8192 in bf16, 6144 in fp32 (check_device()).
+// layernorm_dinp_sum() computes it later. scratch: layernorm_backward_scratch(N, C) floats. C is at
+// most 16384 in bf16 (A100: 13312), 12288 in fp32 (A100: 10240); on GPUs whose blocks have 99 KiB
+// of shared memory, 8192 in bf16, 6144 in fp32 (run_check_shape(), check_device()).
 template <typename X>
 static void layernorm_backward(X *dinp, X *dw, X *db, X *dinp_sum, float *scratch, const X *dout,
                                const X *inp, const X *w, const float *mean, const float *rstd,
@@ -522,8 +518,6 @@ static void layernorm_backward(X *dinp, X *dw, X *db, X *dinp_sum, float *scratc
                                    : layernorm_backward_kernel<X, true, false>
                              : rms ? layernorm_backward_kernel<X, false, true>
                                    : layernorm_backward_kernel<X, false, false>;
-    if (team > LayernormBackward<X, false, false>::MAX_THREADS)
-        fail("backward of layer normalisation: %zu channels are too many", C);
     index_32(N * C / Pack<X>::N);  // the kernel counts packs in 32 bits
     if (shared > 47 << 10) LET_SHARED(kernel, shared + 1024);  // 1024: its static part
     LAUNCH(kernel, ceil_div(N, rows), teams * team, shared, stream, dinp, scratch, dout, inp, w,
@@ -680,8 +674,8 @@ template <typename X> static unsigned head_team(size_t HS) {
 }
 
 // Overwrites q and k in qkv, normalised (if q_norm_w is not NULL) and rotated. With a norm, first
-// copies q and k to qk, unless qk is NULL. HS must be even; ends the program if HS exceeds
-// HEAD_MOST. sign -1 rotates back (heads_backward()).
+// copies q and k to qk, unless qk is NULL. HS must be even, and at most HEAD_MOST. sign -1 rotates
+// back (heads_backward()).
 template <typename X>
 static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
                           X *qk,           // (B, T, (NH + NKV) HS)
@@ -696,7 +690,6 @@ static void heads_forward(X *qkv,          // (B, T, (NH + 2 NKV) HS)
     const auto kernel =
         packs ? norm ? heads_forward_kernel<X, W, true> : heads_forward_kernel<X, W, false>
               : norm ? heads_forward_kernel<X, 1, true> : heads_forward_kernel<X, 1, false>;
-    if (s.HS > HEAD_MOST) fail("rotary positions: heads of %u channels are too wide", s.HS);
     LAUNCH(kernel, ceil_div(all, BLOCK_THREADS / team), BLOCK_THREADS, 0, stream, qkv, qk, qk_rstd,
            q_norm_w, k_norm_w, table, begins, sign, all, s, eps, team);
 }
@@ -949,11 +942,9 @@ crossentropy_kernel(float *losses, X *logits, const int32_t *targets, float grad
     X *z = logits + (size_t)blockIdx.x * Vp;
     const unsigned target = (unsigned)targets[blockIdx.x], stride = blockDim.x * Pack<X>::N;
     if ((int)target < 0) {
-        Pack<X> zero;
-        for (int j = 0; j < Pack<X>::N; j++) zero.x[j] = from_f32<X>(0.0f);
         if (threadIdx.x == 0) losses[blockIdx.x] = 0;
         if (grad_scale == 0) return;
-        for (unsigned v = threadIdx.x * Pack<X>::N; v < Vp; v += stride) store_pack(z + v, zero);
+        for (unsigned v = threadIdx.x * Pack<X>::N; v < Vp; v += stride) store_bits(z + v, int4{});
         return;
     }
     const float target_logit = to_f32(z[target]);  // all threads read it before the first barrier

@@ -157,9 +157,8 @@ static inline void matmul_plan(Matmul *lt, const MatmulShape *s, MatmulPlan *p) 
     matmul_prefer(lt, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, s->align_a);
     matmul_prefer(lt, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, s->align_out);
     matmul_prefer(lt, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, s->align_out);
-    cublasLtMatmulHeuristicResult_t found;
+    cublasLtMatmulHeuristicResult_t found = {};
     int count = 0;
-    memset(&found, 0, sizeof found);
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
         lt->handle, p->op, p->b, p->a, p->out, p->out, lt->preference, 1, &found, &count);
     if (status == CUBLAS_STATUS_SUCCESS && count < 1) status = CUBLAS_STATUS_NOT_SUPPORTED;
@@ -293,17 +292,13 @@ static bool gemm(Matmul *lt, bool trans_a, bool trans_b, size_t M, size_t N, siz
     GPU_TAKES(stream, 2.0 * (double)M * (double)N * (double)K, gpu_flops);
     if (rehearsal != NULL) return true;
     if (accumulate && (sizeof(O) == 2 || extra != NULL)) fail("gemm: sums are fp32, and plain");
-    MatmulShape s;
-    memset(&s, 0, sizeof s);
-    s.M = M; s.N = N; s.K = K; s.lda = lda; s.ldb = ldb; s.ldo = ldo;
-    s.trans_a = trans_a; s.trans_b = trans_b;
-    s.type = MatmulType<X>::CUDA; s.out_type = MatmulType<O>::CUDA;
-    s.epilogue = extra != NULL ? epilogue : GEMM_PLAIN;
-    s.accumulate = accumulate;
-    s.align_a = matmul_alignment(lt, a);
-    s.align_b = matmul_alignment(lt, b);
-    s.align_out = matmul_alignment(lt, out);
-    if (extra != NULL) s.align_extra = matmul_alignment(lt, extra);
+    const MatmulShape s = {
+        .M = M, .N = N, .K = K, .lda = lda, .ldb = ldb, .ldo = ldo, .trans_a = trans_a,
+        .trans_b = trans_b, .type = MatmulType<X>::CUDA, .out_type = MatmulType<O>::CUDA,
+        .epilogue = extra != NULL ? epilogue : GEMM_PLAIN, .accumulate = accumulate,
+        .align_a = matmul_alignment(lt, a), .align_b = matmul_alignment(lt, b),
+        .align_out = matmul_alignment(lt, out),
+        .align_extra = extra != NULL ? matmul_alignment(lt, extra) : 0};
     MatmulPlan *p = matmul_find(lt, &s);
     if (p->none) return false;
     matmul_extra(p, extra);

@@ -12,7 +12,7 @@
 #include "gpu.cuh"
 #include <cublasLt.h>
 
-// All that an algorithm may depend on. Shapes are compared bytewise: set all bytes to 0 before use.
+// All that an algorithm may depend on. Shapes are compared bytewise: they have no gaps.
 typedef struct {
     size_t M, N, K, lda, ldb, ldo;
     int trans_a, trans_b, type, out_type, epilogue, accumulate;

@@ -64,8 +64,7 @@ static void weights_copy(GPT2 *g, size_t s) {
     stream_wait(g->weights_in, g->returned[s]);
     const int span = timeline_begin(&g->timeline, ROW_WEIGHTS, "weights", s, bytes, g->weights_in);
     if (bytes > 0)
-        copy_in(g, g->zen != NULL ? g->zen->shown : weights, p->params, bytes,
-                g->weights_in);
+        copy_in(g, g->zen != NULL ? g->zen->shown : weights, p->params, bytes, g->weights_in);
     if (g->zen != NULL) zen_arrived(g, s);
     timeline_end(&g->timeline, span, g->weights_in);
     event_record(g->weight_rooms.full[seg->weight_room], g->weights_in);
@@ -76,8 +75,7 @@ static void weights_fetch(GPT2 *g, size_t s) {
     const Segment *seg = &g->segment[s];
     if (seg->weight_room < 0 || g->tenant[seg->weight_room] == (int)s + 1) return;
     g->tenant[seg->weight_room] = (int)s + 1;
-    cudaStream_t stream = g->weights_in;
-    if (!seg->on_host) stream = g->zero->stream;
+    cudaStream_t stream = seg->on_host ? g->weights_in : g->zero->stream;
     if (g->no_overlap && seg->on_host) order(g, g->compute, stream);
     stream_wait(stream, g->weight_rooms.free[seg->weight_room]);
     if (seg->on_host) weights_copy(g, s);
@@ -112,12 +110,11 @@ static void weights_renew(GPT2 *g) {
         event_record(g->weight_rooms.free[i], g->compute);
         g->tenant[i] = 0;
     }
+    const ZenFlow *z = g->zen;
     if (g->zero == NULL || g->zero->stage == 3) return;
-    for (size_t s = 0; s < (size_t)g->segments; s++) {
-        const ZenFlow *z = g->zen;
+    for (size_t s = 0; s < (size_t)g->segments; s++)
         if (z != NULL && z->only_chosen && z->all.segment[s].rest > 0) zen_gather(g, s);
         else zero_gather(g, s);
-    }
 }
 
 #endif

@@ -39,13 +39,6 @@ __device__ static inline void zo_store8(floatX *p, const float w[8]) {
     }
 }
 
-// Sets the padding, elements n .. 7, to 0. Few threads have padding; all others skip the loop.
-__device__ static inline void zo_clear_padding(float x[8], int n) {
-    if (n < 8)
-        for (int k = 0; k < 8; k++)
-            if (k >= n) x[k] = 0;
-}
-
 // Updates a group of weights, and writes both perturbed copies, in one pass. minus NULL: writes
 // only plus; plus NULL: writes no copy. Reads each weight once, and draws each random number once.
 __global__ static void zo_weights_kernel(floatX *theta, floatX *plus, floatX *minus, ZoGroup group,
@@ -66,8 +59,9 @@ __global__ static void zo_weights_kernel(floatX *theta, floatX *plus, floatX *mi
     }
     zo_apply(th, 8, &c, &u, x.tensor, x.decay, first);
     if (plus != NULL && scale != 0) zo_noise(z, 8, &c, step, query, x.tensor, first);
-    zo_clear_padding(th, n);
-    zo_clear_padding(z, n);
+    if (n < 8)  // few threads have padding, elements n .. 7: all others skip the loop
+        for (int k = 0; k < 8; k++)
+            if (k >= n) th[k] = z[k] = 0;
     if (u.step != 0) zo_store8(theta + i, th);
     if (plus == NULL) return;
     for (int k = 0; k < 8; k++) w[k] = fmaf(scale, z[k], th[k]);
@@ -177,7 +171,7 @@ struct Zo {
     floatX *x;                  // (queries, 2, N, C): the residual stream; 2: both signs
     floatX *atty, *act;         // (2, N, row), (2, N, F)
     floatX *ln, *qkv;           // (N, C), (N, Q); qkv is also fc (N, 2F) of a gated MLP
-    floatX *norm;               // (2, zo_norm()): zo_keep_norm() writes it (post-norm models)
+    floatX *norm;               // (2, zo_norm()): weights of a norm (post-norm models)
     float *mean, *rstd, *lse;   // (N), (N), (B, NH, T)
     float *right;               // (B)
     double *totals;             // (accum, queries, 2) losses; after them, GPT2.loss[1]
@@ -194,8 +188,7 @@ static size_t zo_news(const Zo *zo) { return zo_losses(zo) + ZO_SAYS; }
 
 // Makes a group of the tensors first .. first + count - 1.
 static ZoGroup zo_group(const GPT2Table *t, int first, int count) {
-    ZoGroup g = {};
-    g.count = count;
+    ZoGroup g = {.count = count};
     for (int i = 0; i < count; i++) {
         const GPT2Tensor *ten = &t->tensors[first + i];
         g.range[i] = ZoRange{ten->offset - t->tensors[first].offset, ten->rows * ten->cols, 0,
@@ -327,7 +320,7 @@ static void zo_weights(GPT2 *g, floatX *theta, const ZoGroup *group, const ZoUpd
                        const ZoPass *p, int query) {
     const Zo *zo = g->zo;
     const bool stores = update->step != 0, perturbs = p->signs > 0 && p->scale != 0;
-    const int draws = (stores ? update->queries : 0) + perturbs;
+    const int draws = (stores ? zo->config.queries : 0) + perturbs;
     const double n = (double)group->length, bytes = n * sizeof(floatX) * (1 + stores + p->signs);
     const double noise = zo->config.noise == ZO_GAUSSIAN ? n * draws : 0;
     if (rehearsal != NULL)
@@ -377,14 +370,6 @@ static floatX *zo_x(const GPT2 *g, int query, int sign) {
     return g->zo->x + (size_t)(query * 2 + sign) * g->max_B * g->max_T * g->config.channels;
 }
 
-// Copies a norm's perturbed weights to zo->norm, because in post-norm layers the next group is
-// perturbed in the same memory before the norm is applied.
-static void zo_keep_norm(GPT2 *g, size_t at, int sign) {
-    const Zo *zo = g->zo;
-    stream_copy(zo->norm + (size_t)sign * zo_norm(g), zo->perturbed[sign] + at,
-                zo_norm(g) * sizeof(floatX), cudaMemcpyDeviceToDevice, g->compute);
-}
-
 // Runs part k of a layer with the perturbed group k, for one query and sign; updates x in place.
 static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     const size_t C = g->config.channels, N = g->B * g->T, most = g->max_B * g->max_T;
@@ -394,34 +379,28 @@ static void zo_layer_part(GPT2 *g, size_t l, int k, int query, int sign) {
     const ZoRange *range = zo->group[k].range;
     LayerWeights w = {};
     const bool post = g->config.post_norm;
-    LayerActs a = {};
-    a.x = a.mid = a.out = x;
-    a.atty = a.ln_2 = atty;
-    a.ln_1 = post ? atty : zo->ln;
-    a.branch = zo->ln;
-    a.turned = config_turns(&g->config, l);
-    a.rows = N;
-    a.mean_1 = a.mean_2 = zo->mean;
-    a.rstd_1 = a.rstd_2 = zo->rstd;
-    a.qkv = zo->qkv;
-    a.lse = zo->lse;
-    a.act = act;
-    a.fc = config_gated(&g->config) ? zo->qkv : act;
+    floatX *const norm = post ? zo->norm + (size_t)sign * zo_norm(g) : NULL;
+    LayerActs a = {
+        .x = x, .ln_1 = post ? atty : zo->ln, .mean_1 = zo->mean, .rstd_1 = zo->rstd,
+        .qkv = zo->qkv, .atty = atty, .lse = zo->lse, .mid = x, .ln_2 = atty, .mean_2 = zo->mean,
+        .rstd_2 = zo->rstd, .fc = config_gated(&g->config) ? zo->qkv : act, .act = act,
+        .branch = zo->ln, .out = x, .turned = config_turns(&g->config, l), .rows = N};
     layer_order(&a, &g->config);
     for (int i = 0; i < zo->group[k].count; i++)
         w.kind[g->table.tensors[range[i].tensor].kind] = zo->perturbed[sign] + range[i].at;
     w.mid_w = w.ln_2_w;
     w.mid_b = w.ln_2_b;
-    if (post && k == 0) zo_keep_norm(g, range[0].at, sign);
     if (post && k % 2 == 1) {  // zo->norm has the norm that ends this part
-        w.mid_w = w.ln_2_w = zo->norm + (size_t)sign * zo_norm(g);
-        w.mid_b = w.ln_2_b = w.mid_w + zo_norm(g) / 2;
+        w.mid_w = w.ln_2_w = norm;
+        w.mid_b = w.ln_2_b = norm + zo_norm(g) / 2;
     }
     if (!post && k == 0)
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, x, w.ln_1_w, w.ln_1_b, N, C,
                           config_eps(&g->config), g->compute);
     g->steps->layer_part(g, k, &a, &w);
-    if (post && k == 1) zo_keep_norm(g, range[2].at, sign);
+    if (post && k < 2)  // the next group is perturbed in this memory before the norm is applied
+        stream_copy(norm, zo->perturbed[sign] + range[2 * k].at, zo_norm(g) * sizeof(floatX),
+                    cudaMemcpyDeviceToDevice, g->compute);
     if (!post && k == 3) residual_forward(x, a.branch, N * C, g->compute);
     if (k == LAYER_PARTS - 1) layer_passes(g, false);
 }
