@@ -33,12 +33,9 @@ static inline int zero_segments(const GPT2Table *t) { return t->tensors[t->count
 
 // Finds segment s of the arena: sets *at to its begin, and returns its length.
 static inline size_t zero_segment(const GPT2Table *t, int s, size_t *at) {
-    int first = 0;
-    while (t->tensors[first].layer + 1 < s) first++;
-    int last = first;
-    while (last < t->count && t->tensors[last].layer + 1 == s) last++;
-    *at = t->tensors[first].offset;
-    return (last < t->count ? t->tensors[last].offset : t->elements) - *at;
+    const int tail = zero_segments(t) - 1, next = t->first_layer + s * t->per_layer;
+    *at = s == 0 ? 0 : t->tensors[next - t->per_layer].offset;
+    return (s < tail ? t->tensors[next].offset : t->elements) - *at;
 }
 
 // Returns where the shard of a rank begins, counted from the begin of segment s. A shard ends where

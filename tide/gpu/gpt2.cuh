@@ -221,7 +221,7 @@ struct GPT2 {
                                                  // (residents: low bits), m, v (fp32 or bf16)
     floatX *grads;                               // the micro-batch's gradients; see Segment
     void *waiting;                               // gradients that wait for the update; see Piece
-    float *wire;                                 // (WIRE_CHUNK): gradients in fp32, for the link
+    float *wire;                                 // (wire_chunk): gradients in fp32, for the link
     float *dwte;                                 // (Vp, E): the head's gradient and wte's, in fp32,
                                                  // unless head_in_place()
     char *acts;                                  // activations of layers: see ActsPlace
@@ -269,23 +269,18 @@ enum { HEAD_ROWS = 4096 };               // enough to keep the GPU busy: 400 MB 
 #define BUFFER(kind, purpose, size, pointer) \
     (list[n] = Buffer{purpose, size, &(pointer), BUFFER_##kind}, n += list[n].bytes > 0)
 
-#ifndef WIRE_CHUNK  // tests choose a smaller one
-#define WIRE_CHUNK ((size_t)1 << 22)     // elements of a copy of a gradient in fp32
-#endif
-
-#ifndef MLP_ROWS  // tests choose fewer
-#define MLP_ROWS ((size_t)1 << 14)       // most rows of a chunk
-#endif
+// Elements of a copy of a gradient in fp32; most rows of an MLP's chunk. Tests make both smaller.
+static size_t wire_chunk = (size_t)1 << 22, mlp_chunk = (size_t)1 << 14;
 
 // Returns how many rows an MLP computes at a time. If the largest micro-batch has more than 2
-// MLP_ROWS rows, a gated MLP without biases computes them in chunks of equal length (the last one
+// mlp_chunk rows, a gated MLP without biases computes them in chunks of equal length (the last one
 // may be shorter). It then sums the gradients of its weights in fp32. The chunks depend on model
 // and micro-batch alone, so every --recompute and every placement has the same bits.
 static size_t mlp_rows(const GPT2 *g) {
     const GPT2Config *c = &g->config;
     const bool whole = !config_gated(c) || config_biased(c, BIAS_MLP) || c->post_norm;
-    const size_t N = g->max_B * g->max_T, chunks = ceil_div(N, MLP_ROWS);
-    return whole || N <= 2 * MLP_ROWS ? N : round_up(ceil_div(N, chunks), 8);
+    const size_t N = g->max_B * g->max_T, chunks = ceil_div(N, mlp_chunk);
+    return whole || N <= 2 * mlp_chunk ? N : round_up(ceil_div(N, chunks), 8);
 }
 
 // Is only one chunk of the MLP's activations in memory? Backward, if there is one, computes each
@@ -625,8 +620,8 @@ static void copy_in(GPT2 *g, void *device, const void *host, size_t bytes, cudaS
 
 // Copies the n elements of a gradient to the host as fp32 (--grad-wire), chunk by chunk.
 static void copy_out_wide(GPT2 *g, float *host, const floatX *device, size_t n) {
-    for (size_t at = 0; at < n; at += WIRE_CHUNK) {
-        const size_t chunk = min_size(WIRE_CHUNK, n - at);
+    for (size_t at = 0; at < n; at += wire_chunk) {
+        const size_t chunk = min_size(wire_chunk, n - at);
         accumulate_gradient(g->wire, device + at, chunk, true, g->out);
         copy_out(g, host + at, g->wire, chunk * sizeof(float), g->out);
     }

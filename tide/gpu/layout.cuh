@@ -241,7 +241,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER(ANY, "slots", (size_t)g->slots.count * g->slots.bytes, g->slots.memory);
         if (g->zero != NULL) n = zero_buffers(g, list, n);
         if (g->host_grad_bytes > X_ && !g->accumulating && grads_host > 0)
-            BUFFER(ANY, "gradients", WIRE_CHUNK * f32, g->wire);
+            BUFFER(ANY, "gradients", wire_chunk * f32, g->wire);
         if (!head_in_place(g)) BUFFER(ANY, "gradients", head * f32, g->dwte);
         BUFFER(ANY, "backward", N * C * X_, g->dx);
         const size_t sums = (config_mlp(&g->config) + g->config.ffn) * C * f32;
