@@ -197,10 +197,8 @@ static void calibrate_together(Calibration *c, double host_seconds, double rates
 
 // Allocates state of n parameters (a multiple of 4096) on the host, and buffers for copies.
 static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double seconds) {
-    memset(c, 0, sizeof *c);
-    c->q = q;
-    c->seconds = seconds;
-    c->chunk = min_size(7 * n, gpu_available() / 4 / 4096 * 4096);
+    const size_t chunk = min_size(7 * n, gpu_available() / 4 / 4096 * 4096);
+    *c = Calibration{.q = q, .chunk = chunk, .seconds = seconds};
     if (c->chunk == 0) c->chunk = 4096;  // the allocation below fails, and names what is missing
     owner_begin(&c->owner);
     c->state = state_at(host_alloc(q, 14 * n + 2 * c->chunk, "measuring the host"), n);

@@ -154,7 +154,6 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     enum { RUNS = 9 };
     const double begin = seconds_now();
     LayerTimes x = {0, 0};
-    GPT2 some = {}, *const g = &some;
     Run same = *r, *const run = &same;
     double seconds[RUNS];
     cudaEvent_t after[RUNS];
@@ -163,15 +162,10 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     run->o.accum = run->world = 1;
     run->step_tokens = r->B * r->T;
     run->words = run->packed = run->task = false;
-    g->steps = steps;
-    g->config = run->config;
-    g->table = gpt2_table(&g->config);
-    g->training = true;
-    g->head_rows = HEAD_ROWS;
-    g->max_B = r->B;
-    g->max_T = r->T;
-    g->choice.mode = OFFLOAD_NONE;
-    g->choice.recompute = recompute;
+    GPT2 some = {.config = run->config, .table = gpt2_table(&run->config), .max_B = r->B,
+                 .max_T = r->T, .training = true, .head_rows = HEAD_ROWS,
+                 .choice = {.mode = OFFLOAD_NONE, .recompute = recompute}, .steps = steps};
+    GPT2 *const g = &some;
     gpt2_place(g);
     if (gpt2_bytes(g, false) > gpu_available()) {
         gpt2_free(g);

@@ -297,8 +297,7 @@ static size_t wide_elements(const GPT2 *g, size_t N) {
 
 // Returns the number of the segment that is updated as the i-th.
 static int update_order(const GPT2 *g, int i) {
-    const bool all = g->update_in_backward || g->choice.early > g->segments;
-    const int early = all ? g->segments : g->choice.early;
+    const int early = g->update_in_backward ? g->segments : g->choice.early;
     return i < early ? g->segments - 1 - i : i - early;
 }
 
@@ -674,10 +673,7 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
 
 // Describes the CPU's work on a piece: AdamW, unless step is NULL. The caller sets grad and sum.
 static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
-    AdamWork w = {};
-    w.runs = g->pieces.runs + p->first_run;
-    w.count = p->runs;
-    w.scale = 1;
+    AdamWork w = {.scale = 1, .runs = g->pieces.runs + p->first_run, .count = p->runs};
     if (step == NULL) return w;
     w.w = p->weights;
     w.low = (uint16_t *)p->state[0];

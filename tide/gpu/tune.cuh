@@ -48,7 +48,6 @@ enum { TUNE_WORDS = (sizeof(MatmulShape) + sizeof(cublasLtMatmulAlgo_t)) / 8 };
 static bool tune_parse(const char *line, Tuned *tuned) {
     uint64_t words[TUNE_WORDS];
     int used, n;
-    memset(tuned, 0, sizeof *tuned);
     if (sscanf(line, "%*u %*u %*u algorithm %d: %lf us, first: %lf us%n", &tuned->number,
                &tuned->us, &tuned->first_us, &used) != 3) return false;
     for (int i = 0; i < TUNE_WORDS; i++, used += n)
@@ -93,10 +92,8 @@ static void tune_open(Tune *t, const char *file, bool measures) {
     int number = 0;
     size_t n = 0;
     Error err;
-    memset(t, 0, sizeof *t);
+    *t = Tune{.file = file, .measures = measures};
     if (file == NULL) return;
-    t->file = file;
-    t->measures = measures;
     CUDA(cudaGetDevice(&number));
     CUDA(cudaGetDeviceProperties(&device, number));
     snprintf(t->device, sizeof t->device, "products %.200s, %d multiprocessors, cuBLASLt %zu\n",

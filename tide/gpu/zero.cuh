@@ -149,10 +149,8 @@ static Zero *zero_open(const Run *r) {
     if (!r->training || o->optimizer == OPTIMIZER_MEZO || o->dump != NULL) return NULL;
     if (r->world == 1 && !option_given(o, "zero")) return NULL;
     Zero *zero = ALLOC(Zero, 1, "ranks");
-    zero->stage = zero_asked(o);
-    zero->world = r->world;
-    zero->rank = r->rank;
-    zero->rows = o->offload == OFFLOAD_ZENFLOW;
+    *zero = Zero{.stage = zero_asked(o), .world = r->world, .rank = r->rank,
+                 .rows = o->offload == OFFLOAD_ZENFLOW};
     if (zero->rows && zero->stage == 3) die("--offload zenflow works with --zero 1 or 2, not 3");
     const GPT2Table *t = &r->table;
     const size_t segments = (size_t)zero_segments(t);
@@ -167,8 +165,7 @@ static Zero *zero_open(const Run *r) {
     if (zero->world > 1) printf("ranks: %zu, ZeRO-%d\n", zero->world, zero->stage);
     if (o->plan) return zero;
 #ifdef TIDE_NCCL
-    ncclUniqueId id;
-    memset(&id, 0, sizeof id);
+    ncclUniqueId id = {};
     open_device();
     if (zero->rank == 0) NCCL(ncclGetUniqueId(&id));
     ranks_broadcast(&id, sizeof id);

@@ -348,10 +348,8 @@ static void run_describe(const Run *r) {
     const char *const names[2] = {"token", "example"};
     const char *what = names[r->task], *unit = r->packed ? "row" : what;
     printf("data: %zu training %s%s, %.2f epochs in %zu step%s of %zu %s%s; %zu validation %s%s\n",
-           train, what, plural(train),
-           (double)o->steps * (double)r->step_sequences / (double)r->train.sequences, o->steps,
-           plural(o->steps), step, unit, plural(step), val,
-           names[r->asks], plural(val));
+           train, what, plural(train), (double)o->steps * (double)r->step_sequences / (double)rows,
+           o->steps, plural(o->steps), step, unit, plural(step), val, names[r->asks], plural(val));
     if (r->task && !r->words)
         printf("data: %zu row%s of %zu tokens%s, %.1f %% full; %zu of %zu tokens are trained\n",
                rows, plural(rows), r->T, r->packed ? ", packed" : "",
@@ -465,8 +463,7 @@ static void run_check_together(Run *r) {
 // program.
 static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     Options *o = &r->o;
-    memset(r, 0, sizeof *r);
-    r->lock = -1;
+    *r = (Run){.lock = -1};
     run_open_options(r, argc, argv, gpu_build);
     run_open_model(r);
     run_open_tokenizer(r);
