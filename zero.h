@@ -80,14 +80,13 @@ static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank
 // Lists the ranges of a process without ZeRO: all tensors.
 static inline ShardMap gpt2_shards_all(const GPT2Table *t) { return zero_shards(t, 1, 0, false); }
 
-// Sets counts (segments, world) to the numbers of norm blocks in the ranks' shards of the segments.
+// Adds to counts (segments, world) the numbers of norm blocks in the ranks' shards of the segments.
 // Returns the most blocks that a rank has.
 static inline size_t zero_blocks(const GPT2Table *t, size_t world, bool rows, size_t *counts) {
     size_t most = 0;
     for (size_t r = 0; r < world; r++) {
         ShardMap map = zero_shards(t, world, r, rows);
         size_t blocks = 0;
-        for (int s = 0; s < zero_segments(t); s++) counts[(size_t)s * world + r] = 0;
         for (int i = 0; i < map.count; i++) {
             const size_t n = norm_blocks(map.shards[i].length);
             counts[(size_t)(t->tensors[map.shards[i].tensor].layer + 1) * world + r] += n;

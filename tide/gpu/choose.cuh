@@ -583,6 +583,7 @@ static int calibrate(const Run *r, const Steps *steps) {
 static void step_log(const GPT2 *g, StepResult *result) {
     const TimelineStep *d = &g->timeline.done;
     const size_t *of = g->pieces.elements, used = strlen(result->more);
+    const ZenMap *map = g->zen != NULL ? &g->zen->map : NULL;
     char busy[160], *const json = result->more + used;
     timeline_log(&g->timeline, busy, sizeof busy);
     if (d->step > 0 && (g->offloaded || g->timeline.trace.file != NULL))
@@ -593,10 +594,8 @@ static void step_log(const GPT2 *g, StepResult *result) {
                  1e3 * d->forward, 1e3 * d->backward, busy, 1e3 * d->update_seconds,
                  1e3 * d->stalled, 1e3 * d->busy[USES_DUPLEX], 1e3 * g->predicted.bound,
                  g->moved_in, g->moved_out,
-                 g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements
-                                : of[PIECE_HOST],
-                 g->zen != NULL ? g->zen->map.chosen_elements
-                                : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
+                 map != NULL ? map->elements - map->chosen_elements : of[PIECE_HOST],
+                 map != NULL ? map->chosen_elements : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
     if (g->zen != NULL && d->step > 0) zen_log(g, result->more, sizeof result->more);
     if (g->zero != NULL) zero_log(g, result->more, sizeof result->more);
 }

@@ -673,15 +673,11 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
 
 // Describes the CPU's work on a piece: AdamW, unless step is NULL. The caller sets grad and sum.
 static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
-    AdamWork w = {.scale = 1, .runs = g->pieces.runs + p->first_run, .count = p->runs};
-    if (step == NULL) return w;
-    w.w = p->weights;
-    w.low = (uint16_t *)p->state[0];
-    w.m = p->state[1];
-    w.v = p->state[2];
-    w.step = *step;
-    w.halves = sizeof(floatX) == 2;
-    return w;
+    const AdamRun *runs = g->pieces.runs + p->first_run;
+    if (step == NULL) return AdamWork{.scale = 1, .runs = runs, .count = p->runs};
+    return AdamWork{.w = p->weights, .low = (uint16_t *)p->state[0], .m = p->state[1],
+                    .v = p->state[2], .scale = 1, .runs = runs, .count = p->runs, .step = *step,
+                    .halves = sizeof(floatX) == 2};
 }
 
 static void host_works(const void *work) { adam_work((const AdamWork *)work); }

@@ -66,21 +66,15 @@ static void host_count(HostQueue *q, uint32_t *counter, uint32_t number) {
     __atomic_store_n(counter, number, __ATOMIC_RELEASE);  // after all writes of the work
     pthread_cond_broadcast(&q->changed);
     pthread_mutex_unlock(&q->mutex);
-#ifdef __CUDA_EMU__
     emu_wait_value(counter, number);  // lets the emulator run other threads first
-#endif
 }
 
 static void host_await(HostQueue *q, const uint32_t *counter, uint32_t number) {
-#ifdef __CUDA_EMU__
-    (void)q;
     emu_wait_value(counter, number);  // the emulator chooses when this thread goes on
-#else
     pthread_mutex_lock(&q->mutex);
     while (host_count_is_before(__atomic_load_n(counter, __ATOMIC_ACQUIRE), number))
         pthread_cond_wait(&q->changed, &q->mutex);
     pthread_mutex_unlock(&q->mutex);
-#endif
 }
 
 static void host_end(const void *) {}

@@ -30,6 +30,7 @@ static void nccl_check(ncclResult_t e, const char *call, const char *file, int l
 static const ncclDataType_t nccl_floatX = PRECISION == PRECISION_FP32 ? ncclFloat32
                                         : PRECISION == PRECISION_FP16 ? ncclFloat16 : ncclBfloat16;
 #else
+#define NCCL(call) ((void)0)  // zero_open() has refused to train
 typedef void *ncclComm_t;
 #endif
 
@@ -97,19 +98,15 @@ static void sum_shards(Zero *zero, floatX *data, size_t cut) {
     const size_t bytes = cut * sizeof *data;
     zero->reduced_bytes += (zero->world - 1) * bytes;
     if (!between_gpus(zero, zero->world * bytes)) return;
-#ifdef TIDE_NCCL
     NCCL(ncclReduceScatter(data, data + zero->rank * cut, cut, nccl_floatX, ncclSum, zero->comm,
                            zero->stream));
-#endif
 }
 
 // Copies the `bytes` at each rank's `mine` to all ranks' `data`, in the order of ranks.
 static void all_gather(Zero *zero, void *data, const void *mine, size_t bytes) {
     zero->gathered_bytes += (zero->world - 1) * bytes;
     if (!between_gpus(zero, zero->world * bytes)) return;
-#ifdef TIDE_NCCL
     NCCL(ncclAllGather(mine, data, bytes, ncclUint8, zero->comm, zero->stream));
-#endif
     (void)data, (void)mine;
 }
 
@@ -121,10 +118,10 @@ static int zero_asked(const Options *o) {
     return o->zero > 0 ? (int)o->zero : o->weights == WEIGHTS_HOST ? 3 : 2;
 }
 
+#ifdef TIDE_NCCL
 // Runs a collective of each kind that training uses, of several sizes. NCCL allocates its buffers
 // in the first one that needs them, so a plan may use all memory that is free afterwards.
 static void zero_connect(Zero *zero) {
-#ifdef TIDE_NCCL
     const size_t most = 1 << 20;  // elements per rank
     floatX *data = (floatX *)gpu_alloc(zero->world * most * sizeof *data, "NCCL");
     CUDA(cudaMemset(data, 0, zero->world * most * sizeof *data));
@@ -139,9 +136,8 @@ static void zero_connect(Zero *zero) {
         NCCL(ncclAllGather(mine, data, n, nccl_floatX, zero->comm, NULL));
     }
     gpu_free(data);  // waits for all collectives
-#endif
-    (void)zero;
 }
+#endif
 
 // Returns a Zero for several GPUs or --zero, else NULL. Connects the ranks, but not in a plan.
 static Zero *zero_open(const Run *r) {
@@ -215,9 +211,7 @@ static void zero_allocate(GPT2 *g) {
 }
 
 static void zero_free(Zero *zero) {
-#ifdef TIDE_NCCL
     if (zero->comm != NULL) NCCL(ncclCommDestroy(zero->comm));
-#endif
     free(zero->blocks);
     free(zero->begin);
     free(zero);

@@ -20,7 +20,7 @@ enum { LOG_TRAIN, LOG_VAL, LOG_SERIES };
 typedef struct { size_t count; SvgPoint *points; } LogSeries;  // steps and losses
 
 typedef struct {
-    char dir[PATH_MAX];
+    const char *dir;         // the caller's text; NULL: no log is written
     FILE *file;              // DIR/log.jsonl
     FILE *screen;            // stdout
     bool terminal;           // the screen is a terminal: the progress line is redrawn in place
@@ -83,9 +83,8 @@ static void log_close(Log *l) {
 static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
     char path[PATH_MAX] = "/dev/null";
     const char *term = getenv("TERM");
-    *l = (Log){.screen = stdout, .resumed = resume_step};
+    *l = (Log){.dir = dir, .screen = stdout, .resumed = resume_step};
     l->terminal = isatty(STDOUT_FILENO) && (term == NULL || strcmp(term, "dumb") != 0);
-    snprintf(l->dir, sizeof l->dir, "%s", dir != NULL ? dir : "");
     if (dir != NULL) path_join(path, dir, "log.jsonl");
     if (dir != NULL && path_exists(path)) {
         size_t n = 0;
@@ -219,7 +218,7 @@ static bool log_plot(const Log *l, Error *err) {
             s.y0 = fmin(s.y0, at.y);
             if (at.x > s.x1 / 20 || i + 1 == both[k].count) s.y1 = fmax(s.y1, at.y);
         }
-    if (s.y0 > s.y1 || l->dir[0] == '\0') return true;  // no losses yet, or no folder
+    if (s.y0 > s.y1 || l->dir == NULL) return true;  // no losses yet, or no folder
     const double margin = fmax(0.04 * (s.y1 - s.y0), 1e-3 * fmax(1, fabs(s.y1)));
     s.y0 -= margin;
     s.y1 += margin;
