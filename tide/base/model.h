@@ -438,10 +438,6 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
     ACT(ln_2, (c)->channels, false, RECOMPUTE_NONE, false) \
     ACT(act, (c)->ffn, false, RECOMPUTE_NONE, true)
 
-// A row of the table, without its name.
-typedef struct { size_t width; bool f32; int kept; bool chunked; } LayerAct;
-#define ACT_ROW(name, width, f32, kept, chunked) {width, f32, kept, chunked},
-
 #define ACT_COUNT(...) + 1
 enum { LAYER_ACTS = 0 LAYER_ACTIVATIONS(ACT_COUNT, 0) };
 

@@ -113,7 +113,7 @@ static void choose_early(GPT2 *g, const Run *r, const Rates *rates) {
     gpt2_take(g, &best);
 }
 
-// The arguments of search_rehearse(), which implements OffloadRehearse of plan.h.
+// The arguments of search_rehearse(), which implements OffloadSearch.rehearse.
 typedef struct { GPT2 *g; const Run *r; const Rates *rates; } Searched;
 
 static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {

@@ -138,15 +138,11 @@ typedef struct {
     void (*layer_part)(GPT2 *g, int part, const LayerActs *a, const LayerWeights *w);
 } Steps;
 
-struct ZenFlow;  // zenflow.cuh
-struct Zero;     // zero.cuh
-struct Zo;       // zo.cuh
-
 struct GPT2 {
     GPT2Config config;
     GPT2Table table;
     ShardMap shards;            // the parameters that this process updates
-    Zero *zero;                 // several GPUs, or --zero; else NULL
+    struct Zero *zero;          // zero.cuh: several GPUs, or --zero; else NULL
     size_t max_B, max_T;        // largest batch that the activation buffers hold
     size_t B, T;                // batch of the last forward pass
     const int32_t *documents;   // (B, T), on the GPU: begins of the tokens' documents; or NULL
@@ -206,8 +202,8 @@ struct GPT2 {
     cudaEvent_t *grad_arrived, *updated, *returned;  // per segment
     cudaEvent_t step_left;
     Words words;
-    ZenFlow *zen;               // --offload zenflow; else NULL
-    Zo *zo;                     // for --optimizer mezo, and if labels are only evaluated; else NULL
+    struct ZenFlow *zen;        // zenflow.cuh: --offload zenflow; else NULL
+    struct Zo *zo;              // zo.cuh: --optimizer mezo, or labels that are only evaluated; NULL
     StateRange *ranges;         // by segment: the own shard's range in the arena
     Prediction predicted;       // time of a step, if the machine's rates are known
     const Steps *steps;         // functions of train_gpt2.cu
@@ -347,7 +343,9 @@ typedef struct {
 } ActsPlace;
 
 static ActsPlace acts_place(const GPT2 *g) {
-    const LayerAct act[] = {LAYER_ACTIVATIONS(ACT_ROW, &g->config)};
+    #define ACT_ROW(name, width, f32, kept, chunked) {width, f32, kept, chunked},
+    const struct { size_t width; bool f32; int kept; bool chunked; } act[] = {
+        LAYER_ACTIVATIONS(ACT_ROW, &g->config)};
     const size_t N = g->max_B * g->max_T;
     size_t sizes[2] = {0, 0};  // bytes of a layer's own activations, and of shared activations
     ActsPlace p;

@@ -286,7 +286,7 @@ static void gpt2_take(GPT2 *g, const OffloadChoice *c) {
     gpt2_place(g);
 }
 
-// Implements OffloadNeeds of plan.h: computes the memory that choice c needs, and leaves the model
+// Implements OffloadMemory.needs: computes the memory that choice c needs, and leaves the model
 // placed by c. With --weights host, the weights of at least one layer must be on the host.
 static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t *host) {
     GPT2 *g = (GPT2 *)model;

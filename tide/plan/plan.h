@@ -198,16 +198,14 @@ static void plan_print_time(const Rates *rates, const PlanRun *run, const Predic
 // ---------------------------------------------------------------------------------------------
 // The choice
 
-// Sets the bytes of GPU and host memory that this choice takes, by the trainer's memory plan.
-typedef void (*OffloadNeeds)(void *model, const OffloadChoice *c, size_t *gpu, size_t *host);
-
 // Used if no choice fits: the GPU memory that would be enough with this host's memory, and the host
 // memory that would be enough with this GPU. SIZE_MAX: no amount would.
 typedef struct { size_t gpu, host; } OffloadLeast;
 
 // The memory into which a choice must fit.
 typedef struct {
-    OffloadNeeds needs;
+    // sets the bytes of GPU and host memory that a choice takes, by the trainer's memory plan
+    void (*needs)(void *model, const OffloadChoice *c, size_t *gpu, size_t *host);
     void *model;             // for needs()
     size_t gpu, host;        // bytes of memory that may be used
     int recompute;           // --recompute; RECOMPUTE_AUTO: every value may be tried
@@ -298,13 +296,10 @@ static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
     return false;
 }
 
-// A trainer's function: predicts a step with choice *c.
-typedef Prediction (*OffloadRehearse)(const void *trainer, const OffloadChoice *c);
-
 typedef struct {
     const Rates *rates;
     OffloadMemory memory;
-    OffloadRehearse rehearse;
+    Prediction (*rehearse)(const void *trainer, const OffloadChoice *c);  // predicts a step
     const void *trainer;     // for rehearse()
     UpdateBytes bytes;       // bytes of the run's update on the link
     OffloadChoice choice;  // .subgroup and .wire_f32 are given, and numbers of rooms that are not 0
