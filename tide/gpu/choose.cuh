@@ -406,7 +406,6 @@ static OffloadLeast choose_least(GPT2 *g, Run *r, size_t limit, size_t host_limi
 static void refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates, FILE *f) {
     const Run asked = *r;
     const int again = asked.o.recompute;
-    const bool kept = again == RECOMPUTE_NONE || again == RECOMPUTE_LIGHT;
     char half[24];
     size_t gpu = SIZE_MAX;
     const char *const ways[][4] = {
@@ -424,7 +423,7 @@ static void refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
             fits &= !option_same(&asked.o, &r->o, opt) && !(r->o.resume && (opt->flags & O_FIXED));
         }
         if (way == ways[4] && asked.o.offload > OFFLOAD_ZERO) fits = false;  // its options clash
-        if (way == ways[6] && kept) fits = false;
+        if (way == ways[6] && (again == RECOMPUTE_NONE || again == RECOMPUTE_LIGHT)) fits = false;
         if (r->o.resume && option_given(&r->o, "accum")) fits = false;
         if (r->o.master == MASTER_BF16 && PRECISION != PRECISION_BF16) fits = false;
         r->B = r->o.batch;

@@ -29,8 +29,7 @@ static void gradients_over_acts(GPT2 *g) {
         p->over_acts = layer && at + bytes <= stride;
         p->grad_at = p->over_acts ? at : list->grads_gpu;
         if (p->over_acts) at += bytes;
-        size_t *elements = p->over_acts ? &g->grads_over_acts : &list->grads_gpu;
-        *elements += p->length;
+        *(p->over_acts ? &g->grads_over_acts : &list->grads_gpu) += p->length;
     }
 }
 
@@ -157,7 +156,6 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     Zo *zo = g->zo;
     const GPT2Table *t = &g->table;
     const size_t L = g->config.layers, C = g->config.channels, stay = min_size(residents, L);
-    const size_t A = config_att(&g->config);
     // the first tensor that each part of a layer reads (layer_part())
     static const int begins[LAYER_PARTS] = {LN_1_W, ATTPROJ_W, FC_W, FCPROJ_W};
     g->choice.mode = OFFLOAD_NONE;
@@ -177,7 +175,7 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
         const Segment *seg = &g->segment[p->segment];
         p->weights_at = seg->param_at + (p->at - seg->own_at);
     }
-    zo->row = A > C ? A : C;
+    zo->row = max_size(config_att(&g->config), C);
     zo->scratch = 2 * round_up(C, ALIGN_ELEMENTS);
     for (int k = 0; k < LAYER_PARTS; k++) {
         const int first = t->within[begins[k]];
