@@ -151,14 +151,11 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
     const int subgroup = list->subgroups++;
     while (at < end) {
         size_t begin, segment_end;
+        const int segment = shard_segment_range(t, map, at, &begin, &segment_end);
         Piece *p = &list->pieces[list->count++];
-        p->kind = kind;
-        p->segment = shard_segment_range(t, map, at, &begin, &segment_end);
-        p->subgroup = subgroup;
-        p->at = at;
-        p->length = min_size(end, segment_end) - at;
-        p->first_run = list->run_count;
-        p->first_block = list->blocks;
+        *p = (Piece){.kind = kind, .segment = segment, .subgroup = subgroup, .at = at,
+                     .length = min_size(end, segment_end) - at, .first_run = list->run_count,
+                     .first_block = list->blocks};
         at += p->length;
         for (int i = shard_at(map, p->at); i < map->count && map->shards[i].at < at; i++) {
             const Shard *s = &map->shards[i];

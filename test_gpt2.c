@@ -13,6 +13,7 @@
 #include "dev/test/gpt2_free.h"
 #endif
 #include "dev/difference.h"
+#include "dev/test/files.h"
 #include "dev/test/test.h"
 
 #define FIXTURES "dev/reference/fixtures"
@@ -28,8 +29,6 @@ enum { CASES = sizeof cases / sizeof cases[0] };
 #define GRAD_TOLERANCE 2e-5
 #define NORM_TOLERANCE 2e-5
 #define PARAM_TOLERANCE 4e-5
-
-static char work_dir[] = "/tmp/tide-test-XXXXXX";  // the temporary files of this test
 
 // --- helpers ---------------------------------------------------------------------------------
 
@@ -56,7 +55,6 @@ static void gpt2_load(GPT2 *g, const char *dir, size_t B, size_t T, size_t accum
 
 static SafeTensors open_file(const char *dir, const char *name) {
     SafeTensors st;
-    Error err;
     char path[PATH_MAX];
     path_join(path, dir, name);
     if (!safetensors_open(&st, path, &err)) die("%s", err.text);
@@ -125,10 +123,8 @@ static void check_number(const char *label, const SafeTensors *reference, const 
 // Compares one forward and backward pass, through a file as --dump writes it.
 static void test_reference_gradients(void) {
     for (int i = 0; i < CASES; i++) {
-        char dir[PATH_MAX], path[PATH_MAX];
-        Error err;
+        char dir[PATH_MAX];
         path_join(dir, FIXTURES, cases[i]);
-        path_join(path, work_dir, "dump.safetensors");
         SafeTensors reference = open_file(dir, "dump.safetensors");
         const SafeTensor *tokens = find(&reference, "tokens");
         const size_t B = tokens->shape[0], T = tokens->shape[1], N = B * T;
@@ -144,10 +140,10 @@ static void test_reference_gradients(void) {
         norm_and_loss(&g, &loss);
         float *grads = gradients(&g);
         check_number(cases[i], &reference, "loss", 1, loss, TOLERANCE(LOSS));
-        if (!dump_save(path, &g.config, &g.table, B, T, inputs, targets, NULL, loss, logits,
-                       grads, &err))
+        if (!dump_save(in_base("dump.safetensors"), &g.config, &g.table, B, T, inputs, targets,
+                       NULL, loss, logits, grads, &err))
             die("%s", err.text);
-        SafeTensors ours = open_file(work_dir, "dump.safetensors");
+        SafeTensors ours = open_file(base, "dump.safetensors");
         CHECK(compare_tensors(cases[i], &ours, &reference, "logits", 0, TOLERANCE(LOGITS)) == 1,
               "%s: no logits", cases[i]);
         const int n = compare_tensors(cases[i], &ours, &reference, "grad.", 0,
@@ -166,18 +162,14 @@ static void test_reference_gradients(void) {
 static void test_reference_training(void) {
     for (int i = 0; i < CASES; i++) {
         char dir[PATH_MAX], path[PATH_MAX];
-        Error err;
         path_join(dir, FIXTURES, cases[i]);
         path_join(path, dir, "case.json");
         Json *j = json_read(path, &err);
         if (j == NULL) die("%s", err.text);
-        Options o;
-        memset(&o, 0, sizeof o);
-        o.lr = json_real(j, "lr");
-        o.min_lr = json_real(j, "min_lr");
-        o.warmup = (size_t)json_real(j, "warmup");
-        o.steps = (size_t)json_real(j, "steps");
-        o.accum = (size_t)json_real(j, "accum");
+        const Options o = {.accum = (size_t)json_real(j, "accum"),
+                           .steps = (size_t)json_real(j, "steps"),
+                           .warmup = (size_t)json_real(j, "warmup"),
+                           .lr = json_real(j, "lr"), .min_lr = json_real(j, "min_lr")};
         const size_t B = (size_t)json_real(j, "B"), T = (size_t)json_real(j, "T");
         SafeTensors reference = open_file(dir, "train.safetensors");
         const int32_t *inputs = ints(&reference, "tokens");
@@ -206,9 +198,9 @@ static void test_reference_training(void) {
         }
         const RunState state = state_of(&g);
         const TextEnds no_ends = {-1, -1};
-        if (!model_save(work_dir, &g.config, &g.table, &state, false, no_ends, NULL, &err))
+        if (!model_save(base, &g.config, &g.table, &state, false, no_ends, NULL, &err))
             die("%s", err.text);
-        SafeTensors ours = open_file(work_dir, "model.safetensors");
+        SafeTensors ours = open_file(base, "model.safetensors");
         const int n = compare_tensors(cases[i], &ours, &reference, "param.", 6,
                                       relu(&g) * TOLERANCE(PARAM));
         CHECK(n == ours.count && n > 10, "%s: %d parameters compared, %d saved", cases[i], n,
@@ -222,12 +214,10 @@ static void test_reference_training(void) {
 
 #ifndef NO_MAIN  // dev/test/c/test_layers.c has its own main()
 int main(void) {
-    if (mkdtemp(work_dir) == NULL) die("cannot make a temporary directory");
+    base_new("gpt2");
     RUN(test_reference_gradients);
     RUN(test_reference_training);
-    char command[64];
-    snprintf(command, sizeof command, "rm -rf %s", work_dir);
-    if (system(command) != 0) return 1;
+    remove_tree(base);
     return test_summary();
 }
 #endif

@@ -33,12 +33,9 @@ static inline int zero_segments(const GPT2Table *t) { return t->tensors[t->count
 
 // Finds segment s of the arena: sets *at to its begin, and returns its length.
 static inline size_t zero_segment(const GPT2Table *t, int s, size_t *at) {
-    int first = 0;
-    while (t->tensors[first].layer + 1 < s) first++;
-    int last = first;
-    while (last < t->count && t->tensors[last].layer + 1 == s) last++;
-    *at = t->tensors[first].offset;
-    return (last < t->count ? t->tensors[last].offset : t->elements) - *at;
+    const int tail = zero_segments(t) - 1, next = t->first_layer + s * t->per_layer;
+    *at = s == 0 ? 0 : t->tensors[next - t->per_layer].offset;
+    return (s < tail ? t->tensors[next].offset : t->elements) - *at;
 }
 
 // Returns where the shard of a rank begins, counted from the begin of segment s. A shard ends where
@@ -83,14 +80,13 @@ static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank
 // Lists the ranges of a process without ZeRO: all tensors.
 static inline ShardMap gpt2_shards_all(const GPT2Table *t) { return zero_shards(t, 1, 0, false); }
 
-// Sets counts (segments, world) to the numbers of norm blocks in the ranks' shards of the segments.
+// Adds to counts (segments, world) the numbers of norm blocks in the ranks' shards of the segments.
 // Returns the most blocks that a rank has.
 static inline size_t zero_blocks(const GPT2Table *t, size_t world, bool rows, size_t *counts) {
     size_t most = 0;
     for (size_t r = 0; r < world; r++) {
         ShardMap map = zero_shards(t, world, r, rows);
         size_t blocks = 0;
-        for (int s = 0; s < zero_segments(t); s++) counts[(size_t)s * world + r] = 0;
         for (int i = 0; i < map.count; i++) {
             const size_t n = norm_blocks(map.shards[i].length);
             counts[(size_t)(t->tensors[map.shards[i].tensor].layer + 1) * world + r] += n;

@@ -338,13 +338,10 @@ typedef struct {
 static int table_add(GPT2Table *t, const char *name, int layer, int kind, size_t rows, size_t cols,
                      int init, size_t L) {
     GPT2Tensor *ten = &t->tensors[t->count++];
+    *ten = (GPT2Tensor){.layer = layer, .kind = kind, .rank = init >= INIT_NORMAL ? 2 : 1,
+                        .rows = rows, .cols = cols, .rows_padded = rows,
+                        .init_value = (float)(init == INIT_ONE)};
     snprintf(ten->name, sizeof ten->name, "%s", name);
-    ten->layer = layer;
-    ten->kind = kind;
-    ten->rank = init >= INIT_NORMAL ? 2 : 1;
-    ten->rows = ten->rows_padded = rows;
-    ten->cols = cols;
-    ten->init_value = init == INIT_ONE;
     if (init == INIT_NORMAL) ten->init_std = 0.02f;
     if (init == INIT_RESIDUAL) ten->init_std = (float)(0.02 / __builtin_sqrt(2.0 * (double)L));
     return t->count - 1;
@@ -358,10 +355,8 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
     const struct { const char *name; int init; size_t rows, cols; } layer[LAYER_TENSORS] = {
         LAYER_PARAMETERS(LAYER_ROW, c)};
     const size_t C = c->channels, E = config_embed(c), L = c->layers;
-    GPT2Table t;
-    memset(&t, 0, sizeof t);
-    t.tensors = ALLOC(GPT2Tensor, L * LAYER_TENSORS + 6, "table");
-    t.wpe = t.project_in = t.project_out = t.ln_f_w = t.ln_f_b = -1;
+    GPT2Table t = {.tensors = ALLOC(GPT2Tensor, L * LAYER_TENSORS + 6, "table"), .wpe = -1,
+                   .ln_f_w = -1, .ln_f_b = -1, .project_in = -1, .project_out = -1};
     t.wte = t.lm_head = table_add(&t, "wte", -1, -1, c->vocab, E, INIT_NORMAL, L);
     if (c->rope.theta == 0) t.wpe = table_add(&t, "wpe", -1, -1, c->context, C, INIT_NORMAL, L);
     if (c->embed > 0) t.project_in = table_add(&t, "project_in.w", -1, -1, C, E, INIT_NORMAL, L);
@@ -442,10 +437,6 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
     ACT(ln_1, (c)->channels, false, RECOMPUTE_NONE, false) \
     ACT(ln_2, (c)->channels, false, RECOMPUTE_NONE, false) \
     ACT(act, (c)->ffn, false, RECOMPUTE_NONE, true)
-
-// A row of the table, without its name.
-typedef struct { size_t width; bool f32; int kept; bool chunked; } LayerAct;
-#define ACT_ROW(name, width, f32, kept, chunked) {width, f32, kept, chunked},
 
 #define ACT_COUNT(...) + 1
 enum { LAYER_ACTS = 0 LAYER_ACTIVATIONS(ACT_COUNT, 0) };

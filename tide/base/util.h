@@ -35,7 +35,6 @@
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,8 +97,7 @@ HOST_DEVICE static inline float fma_f32(float a, float b, float c) {
 #define TIDE_VERSION "0.2.0"
 
 // One sentence about an error: in which file or option, where, why.
-#define ERR_MAX 512
-typedef struct { char text[ERR_MAX]; } Error;
+typedef struct { char text[512]; } Error;
 
 // Writes the sentence. Returns false, so that a parser can `return error_set(err, ...)`.
 __attribute__((format(printf, 2, 3)))

@@ -65,19 +65,8 @@ __global__ static void calibrate_normals_kernel(bf16 *to, size_t n) {
 enum { WORK_H2D, WORK_D2H, WORK_GPU_COPY,                 // works of n bytes
        WORK_GPU_ADAM, WORK_GPU_NORMALS, WORK_HOST_ADAM};  // works of n parameters
 
-static cudaStream_t calibrate_stream(const Calibration *c, int work) {
-    return work == WORK_HOST_ADAM ? c->q->stream : work == WORK_D2H ? c->out : c->in;
-}
-
-// Returns the largest size of this work for which there is memory.
-static size_t calibrate_limit(const Calibration *c, int work) {
-    return work == WORK_HOST_ADAM ? c->state.n : work == WORK_GPU_ADAM ? c->chunk / 8
-         : work == WORK_GPU_NORMALS ? c->chunk / 4 : c->chunk;
-}
-
-// Queues one run of work of size n, a multiple of 8, without waiting for it.
-static void calibrate_submit(Calibration *c, int work, size_t n) {
-    const cudaStream_t s = calibrate_stream(c, work);
+// Queues one run of work of size n, a multiple of 8, in stream s, without waiting for it.
+static void calibrate_submit(Calibration *c, int work, size_t n, cudaStream_t s) {
     char *to = c->gpu, *from = c->gpu + c->chunk;
     if (work == WORK_H2D) {
         stream_copy(to, c->host_in, n, cudaMemcpyHostToDevice, s);
@@ -102,19 +91,18 @@ static void calibrate_submit(Calibration *c, int work, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // Each work alone
 
-// Returns the rate of one kind of work, in bytes or parameters per second. A run is queued behind
-// another run, so that the time of its launch does not count.
-static double calibrate_rate(Calibration *c, int work) {
-    const cudaStream_t s = calibrate_stream(c, work);
-    const size_t limit = calibrate_limit(c, work);
+// Returns the rate of one kind of work in stream s, in bytes or parameters per second. limit: the
+// largest size for which there is memory. A run is queued behind another run, so that the time of
+// its launch does not count.
+static double calibrate_rate(Calibration *c, int work, size_t limit, cudaStream_t s) {
     const double begin = seconds_now();
     double t[CALIBRATE_RUNS], last = 0;
     size_t n = limit < 4096 ? limit : 4096;
     int count = 0;
     for (bool grown = false; count < CALIBRATE_RUNS;) {
-        calibrate_submit(c, work, n);
+        calibrate_submit(c, work, n, s);
         event_record(c->start, s);
-        calibrate_submit(c, work, n);
+        calibrate_submit(c, work, n, s);
         event_record(c->end, s);
         last = device_seconds(c->start, c->end);
         if (grown) t[count++] = last;
@@ -173,9 +161,8 @@ static void calibrate_together(Calibration *c, double host_seconds, double rates
     // The copies take twice as long as the update alone, and copy the chunk part by part.
     const double wanted = host_seconds > 0 ? 2 * host_seconds : c->seconds / 8;
     const double slower = rate_or(fmin(rates[0], rates[1]), fmax(rates[0], rates[1]));
-    size_t part = (size_t)(slower * wanted / CALIBRATE_PARTS) / 4096 * 4096;
-    if (part < 4096) part = 4096;
-    if (part > c->chunk) part = c->chunk;
+    const size_t pages = (size_t)(slower * wanted / CALIBRATE_PARTS) / 4096;
+    const size_t part = min_size(max_size(pages, 1) * 4096, c->chunk);
     Overlap o = {{{0}}, {rates[0] > 0 ? part : 0, rates[1] > 0 ? part : 0,
                          host_seconds > 0 ? c->state.n : 0}};
     for (int k = 0; k < TRIES; k++) {
@@ -210,10 +197,8 @@ static void calibrate_together(Calibration *c, double host_seconds, double rates
 
 // Allocates state of n parameters (a multiple of 4096) on the host, and buffers for copies.
 static void calibrate_open(Calibration *c, HostQueue *q, size_t n, double seconds) {
-    memset(c, 0, sizeof *c);
-    c->q = q;
-    c->seconds = seconds;
-    c->chunk = min_size(7 * n, gpu_available() / 4 / 4096 * 4096);
+    const size_t chunk = min_size(7 * n, gpu_available() / 4 / 4096 * 4096);
+    *c = Calibration{.q = q, .chunk = chunk, .seconds = seconds};
     if (c->chunk == 0) c->chunk = 4096;  // the allocation below fails, and names what is missing
     owner_begin(&c->owner);
     c->state = state_at(host_alloc(q, 14 * n + 2 * c->chunk, "measuring the host"), n);
@@ -248,14 +233,14 @@ static void rates_measure(Rates *rates, HostQueue *q, double seconds) {
     const double most = fmin(wanted, (double)memory_available() / 8 / 37);
     const size_t n = most < 4096 ? 4096 : (size_t)most / 4096 * 4096;
     calibrate_open(&c, q, n, seconds / 12);
-    rates->h2d = calibrate_rate(&c, WORK_H2D);
-    rates->d2h = calibrate_rate(&c, WORK_D2H);
+    rates->h2d = calibrate_rate(&c, WORK_H2D, c.chunk, c.in);
+    rates->d2h = calibrate_rate(&c, WORK_D2H, c.chunk, c.out);
     double together[3] = {rates->h2d, rates->d2h, 0};
     double in[3] = {rates->h2d, 0, 0}, out[3] = {0, rates->d2h, 0};
     calibrate_together(&c, 0, together);
     rates->h2d_duplex = together[0];
     rates->d2h_duplex = together[1];
-    rates->host_adam = calibrate_rate(&c, WORK_HOST_ADAM);
+    rates->host_adam = calibrate_rate(&c, WORK_HOST_ADAM, n, q->stream);
     rates->dram = ADAM_BYTES * rates->host_adam;
     const double alone = (double)n / rates->host_adam;
     calibrate_together(&c, alone, together);
@@ -266,9 +251,9 @@ static void rates_measure(Rates *rates, HostQueue *q, double seconds) {
     rates->h2d_host = in[0];
     rates->d2h_host = out[1];
     rates->dram_dma = ADAM_BYTES * together[2] + rates->h2d_busy + rates->d2h_busy;
-    rates->gpu_adam = calibrate_rate(&c, WORK_GPU_ADAM);
-    rates->gpu_bytes = 2 * calibrate_rate(&c, WORK_GPU_COPY);
-    rates->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS);
+    rates->gpu_adam = calibrate_rate(&c, WORK_GPU_ADAM, c.chunk / 8, c.in);
+    rates->gpu_bytes = 2 * calibrate_rate(&c, WORK_GPU_COPY, c.chunk, c.in);
+    rates->gpu_normals = calibrate_rate(&c, WORK_GPU_NORMALS, c.chunk / 4, c.in);
     owner_free(&c.owner);
     enum { PAIRS = 8 };
     const size_t bytes = min_size(4 * n, gpu_available() / 2);

@@ -113,7 +113,7 @@ static void choose_early(GPT2 *g, const Run *r, const Rates *rates) {
     gpt2_take(g, &best);
 }
 
-// The arguments of search_rehearse(), which implements OffloadRehearse of plan.h.
+// The arguments of search_rehearse(), which implements OffloadSearch.rehearse.
 typedef struct { GPT2 *g; const Run *r; const Rates *rates; } Searched;
 
 static Prediction search_rehearse(const void *trainer, const OffloadChoice *c) {
@@ -154,7 +154,6 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     enum { RUNS = 9 };
     const double begin = seconds_now();
     LayerTimes x = {0, 0};
-    GPT2 some = {}, *const g = &some;
     Run same = *r, *const run = &same;
     double seconds[RUNS];
     cudaEvent_t after[RUNS];
@@ -163,15 +162,10 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     run->o.accum = run->world = 1;
     run->step_tokens = r->B * r->T;
     run->words = run->packed = run->task = false;
-    g->steps = steps;
-    g->config = run->config;
-    g->table = gpt2_table(&g->config);
-    g->training = true;
-    g->head_rows = HEAD_ROWS;
-    g->max_B = r->B;
-    g->max_T = r->T;
-    g->choice.mode = OFFLOAD_NONE;
-    g->choice.recompute = recompute;
+    GPT2 some = {.config = run->config, .table = gpt2_table(&run->config), .max_B = r->B,
+                 .max_T = r->T, .training = true, .head_rows = HEAD_ROWS,
+                 .choice = {.mode = OFFLOAD_NONE, .recompute = recompute}, .steps = steps};
+    GPT2 *const g = &some;
     gpt2_place(g);
     if (gpt2_bytes(g, false) > gpu_available()) {
         gpt2_free(g);
@@ -412,7 +406,6 @@ static OffloadLeast choose_least(GPT2 *g, Run *r, size_t limit, size_t host_limi
 static void refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates *rates, FILE *f) {
     const Run asked = *r;
     const int again = asked.o.recompute;
-    const bool kept = again == RECOMPUTE_NONE || again == RECOMPUTE_LIGHT;
     char half[24];
     size_t gpu = SIZE_MAX;
     const char *const ways[][4] = {
@@ -430,7 +423,7 @@ static void refuse_ways(GPT2 *g, Run *r, size_t limit, size_t host_limit, Rates 
             fits &= !option_same(&asked.o, &r->o, opt) && !(r->o.resume && (opt->flags & O_FIXED));
         }
         if (way == ways[4] && asked.o.offload > OFFLOAD_ZERO) fits = false;  // its options clash
-        if (way == ways[6] && kept) fits = false;
+        if (way == ways[6] && (again == RECOMPUTE_NONE || again == RECOMPUTE_LIGHT)) fits = false;
         if (r->o.resume && option_given(&r->o, "accum")) fits = false;
         if (r->o.master == MASTER_BF16 && PRECISION != PRECISION_BF16) fits = false;
         r->B = r->o.batch;
@@ -589,6 +582,7 @@ static int calibrate(const Run *r, const Steps *steps) {
 static void step_log(const GPT2 *g, StepResult *result) {
     const TimelineStep *d = &g->timeline.done;
     const size_t *of = g->pieces.elements, used = strlen(result->more);
+    const ZenMap *map = g->zen != NULL ? &g->zen->map : NULL;
     char busy[160], *const json = result->more + used;
     timeline_log(&g->timeline, busy, sizeof busy);
     if (d->step > 0 && (g->offloaded || g->timeline.trace.file != NULL))
@@ -599,10 +593,8 @@ static void step_log(const GPT2 *g, StepResult *result) {
                  1e3 * d->forward, 1e3 * d->backward, busy, 1e3 * d->update_seconds,
                  1e3 * d->stalled, 1e3 * d->busy[USES_DUPLEX], 1e3 * g->predicted.bound,
                  g->moved_in, g->moved_out,
-                 g->zen != NULL ? g->zen->map.elements - g->zen->map.chosen_elements
-                                : of[PIECE_HOST],
-                 g->zen != NULL ? g->zen->map.chosen_elements
-                                : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
+                 map != NULL ? map->elements - map->chosen_elements : of[PIECE_HOST],
+                 map != NULL ? map->chosen_elements : of[PIECE_VISIT] + of[PIECE_RESIDENT]);
     if (g->zen != NULL && d->step > 0) zen_log(g, result->more, sizeof result->more);
     if (g->zero != NULL) zero_log(g, result->more, sizeof result->more);
 }

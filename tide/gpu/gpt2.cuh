@@ -138,15 +138,11 @@ typedef struct {
     void (*layer_part)(GPT2 *g, int part, const LayerActs *a, const LayerWeights *w);
 } Steps;
 
-struct ZenFlow;  // zenflow.cuh
-struct Zero;     // zero.cuh
-struct Zo;       // zo.cuh
-
 struct GPT2 {
     GPT2Config config;
     GPT2Table table;
     ShardMap shards;            // the parameters that this process updates
-    Zero *zero;                 // several GPUs, or --zero; else NULL
+    struct Zero *zero;          // zero.cuh: several GPUs, or --zero; else NULL
     size_t max_B, max_T;        // largest batch that the activation buffers hold
     size_t B, T;                // batch of the last forward pass
     const int32_t *documents;   // (B, T), on the GPU: begins of the tokens' documents; or NULL
@@ -206,8 +202,8 @@ struct GPT2 {
     cudaEvent_t *grad_arrived, *updated, *returned;  // per segment
     cudaEvent_t step_left;
     Words words;
-    ZenFlow *zen;               // --offload zenflow; else NULL
-    Zo *zo;                     // for --optimizer mezo, and if labels are only evaluated; else NULL
+    struct ZenFlow *zen;        // zenflow.cuh: --offload zenflow; else NULL
+    struct Zo *zo;              // zo.cuh: --optimizer mezo, or labels that are only evaluated; NULL
     StateRange *ranges;         // by segment: the own shard's range in the arena
     Prediction predicted;       // time of a step, if the machine's rates are known
     const Steps *steps;         // functions of train_gpt2.cu
@@ -221,7 +217,7 @@ struct GPT2 {
                                                  // (residents: low bits), m, v (fp32 or bf16)
     floatX *grads;                               // the micro-batch's gradients; see Segment
     void *waiting;                               // gradients that wait for the update; see Piece
-    float *wire;                                 // (WIRE_CHUNK): gradients in fp32, for the link
+    float *wire;                                 // (wire_chunk): gradients in fp32, for the link
     float *dwte;                                 // (Vp, E): the head's gradient and wte's, in fp32,
                                                  // unless head_in_place()
     char *acts;                                  // activations of layers: see ActsPlace
@@ -269,23 +265,18 @@ enum { HEAD_ROWS = 4096 };               // enough to keep the GPU busy: 400 MB 
 #define BUFFER(kind, purpose, size, pointer) \
     (list[n] = Buffer{purpose, size, &(pointer), BUFFER_##kind}, n += list[n].bytes > 0)
 
-#ifndef WIRE_CHUNK  // tests choose a smaller one
-#define WIRE_CHUNK ((size_t)1 << 22)     // elements of a copy of a gradient in fp32
-#endif
-
-#ifndef MLP_ROWS  // tests choose fewer
-#define MLP_ROWS ((size_t)1 << 14)       // most rows of a chunk
-#endif
+// Elements of a copy of a gradient in fp32; most rows of an MLP's chunk. Tests make both smaller.
+static size_t wire_chunk = (size_t)1 << 22, mlp_chunk = (size_t)1 << 14;
 
 // Returns how many rows an MLP computes at a time. If the largest micro-batch has more than 2
-// MLP_ROWS rows, a gated MLP without biases computes them in chunks of equal length (the last one
+// mlp_chunk rows, a gated MLP without biases computes them in chunks of equal length (the last one
 // may be shorter). It then sums the gradients of its weights in fp32. The chunks depend on model
 // and micro-batch alone, so every --recompute and every placement has the same bits.
 static size_t mlp_rows(const GPT2 *g) {
     const GPT2Config *c = &g->config;
     const bool whole = !config_gated(c) || config_biased(c, BIAS_MLP) || c->post_norm;
-    const size_t N = g->max_B * g->max_T, chunks = ceil_div(N, MLP_ROWS);
-    return whole || N <= 2 * MLP_ROWS ? N : round_up(ceil_div(N, chunks), 8);
+    const size_t N = g->max_B * g->max_T, chunks = ceil_div(N, mlp_chunk);
+    return whole || N <= 2 * mlp_chunk ? N : round_up(ceil_div(N, chunks), 8);
 }
 
 // Is only one chunk of the MLP's activations in memory? Backward, if there is one, computes each
@@ -302,8 +293,7 @@ static size_t wide_elements(const GPT2 *g, size_t N) {
 
 // Returns the number of the segment that is updated as the i-th.
 static int update_order(const GPT2 *g, int i) {
-    const bool all = g->update_in_backward || g->choice.early > g->segments;
-    const int early = all ? g->segments : g->choice.early;
+    const int early = g->update_in_backward ? g->segments : g->choice.early;
     return i < early ? g->segments - 1 - i : i - early;
 }
 
@@ -353,7 +343,9 @@ typedef struct {
 } ActsPlace;
 
 static ActsPlace acts_place(const GPT2 *g) {
-    const LayerAct act[] = {LAYER_ACTIVATIONS(ACT_ROW, &g->config)};
+    #define ACT_ROW(name, width, f32, kept, chunked) {width, f32, kept, chunked},
+    const struct { size_t width; bool f32; int kept; bool chunked; } act[] = {
+        LAYER_ACTIVATIONS(ACT_ROW, &g->config)};
     const size_t N = g->max_B * g->max_T;
     size_t sizes[2] = {0, 0};  // bytes of a layer's own activations, and of shared activations
     ActsPlace p;
@@ -625,8 +617,8 @@ static void copy_in(GPT2 *g, void *device, const void *host, size_t bytes, cudaS
 
 // Copies the n elements of a gradient to the host as fp32 (--grad-wire), chunk by chunk.
 static void copy_out_wide(GPT2 *g, float *host, const floatX *device, size_t n) {
-    for (size_t at = 0; at < n; at += WIRE_CHUNK) {
-        const size_t chunk = min_size(WIRE_CHUNK, n - at);
+    for (size_t at = 0; at < n; at += wire_chunk) {
+        const size_t chunk = min_size(wire_chunk, n - at);
         accumulate_gradient(g->wire, device + at, chunk, true, g->out);
         copy_out(g, host + at, g->wire, chunk * sizeof(float), g->out);
     }
@@ -679,18 +671,11 @@ static void upload(GPT2 *g, int set, const int32_t *inputs, const int32_t *targe
 
 // Describes the CPU's work on a piece: AdamW, unless step is NULL. The caller sets grad and sum.
 static AdamWork host_work(const GPT2 *g, const Piece *p, const AdamStep *step) {
-    AdamWork w = {};
-    w.runs = g->pieces.runs + p->first_run;
-    w.count = p->runs;
-    w.scale = 1;
-    if (step == NULL) return w;
-    w.w = p->weights;
-    w.low = (uint16_t *)p->state[0];
-    w.m = p->state[1];
-    w.v = p->state[2];
-    w.step = *step;
-    w.halves = sizeof(floatX) == 2;
-    return w;
+    const AdamRun *runs = g->pieces.runs + p->first_run;
+    if (step == NULL) return AdamWork{.scale = 1, .runs = runs, .count = p->runs};
+    return AdamWork{.w = p->weights, .low = (uint16_t *)p->state[0], .m = p->state[1],
+                    .v = p->state[2], .scale = 1, .runs = runs, .count = p->runs, .step = *step,
+                    .halves = sizeof(floatX) == 2};
 }
 
 static void host_works(const void *work) { adam_work((const AdamWork *)work); }

@@ -21,9 +21,10 @@ __attribute__((constructor)) static void gpu_connections(void) {
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
 }
 
-#ifndef __CUDA_EMU__  // the emulated GPU puts these names into its reports
+#ifndef __CUDA_EMU__  // the emulated GPU puts these names into its reports; and orders host threads
 #define emu_name_memory(p, what) ((void)(what))
 #define emu_name_stream(stream, name) ((void)(name))
+#define emu_wait_value(word, value) ((void)0)
 #endif
 
 // ---------------------------------------------------------------------------------------------

@@ -66,21 +66,15 @@ static void host_count(HostQueue *q, uint32_t *counter, uint32_t number) {
     __atomic_store_n(counter, number, __ATOMIC_RELEASE);  // after all writes of the work
     pthread_cond_broadcast(&q->changed);
     pthread_mutex_unlock(&q->mutex);
-#ifdef __CUDA_EMU__
     emu_wait_value(counter, number);  // lets the emulator run other threads first
-#endif
 }
 
 static void host_await(HostQueue *q, const uint32_t *counter, uint32_t number) {
-#ifdef __CUDA_EMU__
-    (void)q;
     emu_wait_value(counter, number);  // the emulator chooses when this thread goes on
-#else
     pthread_mutex_lock(&q->mutex);
     while (host_count_is_before(__atomic_load_n(counter, __ATOMIC_ACQUIRE), number))
         pthread_cond_wait(&q->changed, &q->mutex);
     pthread_mutex_unlock(&q->mutex);
-#endif
 }
 
 static void host_end(const void *) {}
@@ -221,9 +215,8 @@ static void host_zero(const void *arg) {
         memset(range->p + i, 0, min_size(page, range->bytes - i));
 }
 
-// Frees p, from host_alloc(), or NULL. No stream may use it any more.
+// Frees p, from host_alloc(). No stream may use it any more.
 static void host_free(void *p) {
-    if (p == NULL || rehearsal != NULL) return;
     HostRange *range = host_locked;
     while (range->p != p) range++;
     for (size_t at = 0; at < range->bytes; at += part_at(p, at, range->bytes))
@@ -236,7 +229,7 @@ static void host_free(void *p) {
 // The queue's team zeroes it, after the work that is queued. `what` names it in the error. Checks
 // first that there is enough: Linux gives out memory that it lacks, and kills who uses it.
 static void *host_alloc(HostQueue *q, size_t bytes, const char *what) {
-    if (rehearsal != NULL) return owner_add(host_free, rehearse_memory(bytes));
+    if (rehearsal != NULL) return rehearse_memory(bytes);
     const size_t huge = (size_t)2 << 20;
     const size_t available = host_memory_grows ? memory_container() : memory_available();
     HostRange range = {NULL, bytes > 0 ? bytes : 1};

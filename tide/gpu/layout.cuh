@@ -29,8 +29,7 @@ static void gradients_over_acts(GPT2 *g) {
         p->over_acts = layer && at + bytes <= stride;
         p->grad_at = p->over_acts ? at : list->grads_gpu;
         if (p->over_acts) at += bytes;
-        size_t *elements = p->over_acts ? &g->grads_over_acts : &list->grads_gpu;
-        *elements += p->length;
+        *(p->over_acts ? &g->grads_over_acts : &list->grads_gpu) += p->length;
     }
 }
 
@@ -157,7 +156,6 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
     Zo *zo = g->zo;
     const GPT2Table *t = &g->table;
     const size_t L = g->config.layers, C = g->config.channels, stay = min_size(residents, L);
-    const size_t A = config_att(&g->config);
     // the first tensor that each part of a layer reads (layer_part())
     static const int begins[LAYER_PARTS] = {LN_1_W, ATTPROJ_W, FC_W, FCPROJ_W};
     g->choice.mode = OFFLOAD_NONE;
@@ -177,7 +175,7 @@ static void zo_place(GPT2 *g, size_t residents, size_t slots) {
         const Segment *seg = &g->segment[p->segment];
         p->weights_at = seg->param_at + (p->at - seg->own_at);
     }
-    zo->row = A > C ? A : C;
+    zo->row = max_size(config_att(&g->config), C);
     zo->scratch = 2 * round_up(C, ALIGN_ELEMENTS);
     for (int k = 0; k < LAYER_PARTS; k++) {
         const int first = t->within[begins[k]];
@@ -241,7 +239,7 @@ static int gpt2_buffers(GPT2 *g, Buffer list[MAX_BUFFERS]) {
         BUFFER(ANY, "slots", (size_t)g->slots.count * g->slots.bytes, g->slots.memory);
         if (g->zero != NULL) n = zero_buffers(g, list, n);
         if (g->host_grad_bytes > X_ && !g->accumulating && grads_host > 0)
-            BUFFER(ANY, "gradients", WIRE_CHUNK * f32, g->wire);
+            BUFFER(ANY, "gradients", wire_chunk * f32, g->wire);
         if (!head_in_place(g)) BUFFER(ANY, "gradients", head * f32, g->dwte);
         BUFFER(ANY, "backward", N * C * X_, g->dx);
         const size_t sums = (config_mlp(&g->config) + g->config.ffn) * C * f32;
@@ -286,7 +284,7 @@ static void gpt2_take(GPT2 *g, const OffloadChoice *c) {
     gpt2_place(g);
 }
 
-// Implements OffloadNeeds of plan.h: computes the memory that choice c needs, and leaves the model
+// Implements OffloadMemory.needs: computes the memory that choice c needs, and leaves the model
 // placed by c. With --weights host, the weights of at least one layer must be on the host.
 static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t *host) {
     GPT2 *g = (GPT2 *)model;

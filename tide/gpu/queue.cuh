@@ -67,15 +67,12 @@ static void gpu_free(void *p) {
     else CUDA(cudaFree(p));
 }
 
-static void pinned_free(void *p) {
-    if (rehearsal != NULL) free(p);
-    else if (p != NULL) CUDA(cudaFreeHost(p));
-}
+static void pinned_free(void *p) { CUDA(cudaFreeHost(p)); }
 
 // Returns uninitialised device memory, aligned to 256 bytes. `what` names it in the error.
 static void *gpu_alloc(size_t bytes, const char *what) {
     void *p = NULL;
-    if (rehearsal != NULL) return owner_add(gpu_free, rehearse_memory(bytes));
+    if (rehearsal != NULL) return rehearse_memory(bytes);
     const cudaError_t e = cudaMalloc(&p, bytes > 0 ? bytes : 1);
     if (e == cudaErrorMemoryAllocation)
         fail("out of GPU memory: %s needs %.1f MiB, which were free before: end what else uses the "
@@ -103,7 +100,7 @@ static void pinned_check(cudaError_t e, size_t bytes, const char *what) {
 // asynchronous. A rehearsal allocates it, too, because the host reads and writes it.
 static void *pinned_alloc(size_t bytes, const char *what) {
     void *p = NULL;
-    if (rehearsal != NULL) return owner_add(pinned_free, alloc_or_fail(bytes, 1, what));
+    if (rehearsal != NULL) return owner_add(free, alloc_or_fail(bytes, 1, what));
     pinned_check(cudaMallocHost(&p, bytes > 0 ? bytes : 1), bytes, what);
     memset(p, 0, bytes);
     return owner_add(pinned_free, p);
@@ -115,21 +112,15 @@ static void *pinned_alloc(size_t bytes, const char *what) {
 static int stream_number(cudaStream_t stream) { return (int)(uintptr_t)stream; }
 static int event_number(cudaEvent_t event) { return (int)(uintptr_t)event; }
 
-static void stream_free(void *stream) {
-    if (rehearsal == NULL) CUDA(cudaStreamDestroy((cudaStream_t)stream));
-}
-
-static void event_free(void *event) {
-    if (rehearsal == NULL) CUDA(cudaEventDestroy((cudaEvent_t)event));
-}
+static void stream_free(void *stream) { CUDA(cudaStreamDestroy((cudaStream_t)stream)); }
+static void event_free(void *event) { CUDA(cudaEventDestroy((cudaEvent_t)event)); }
 
 // Makes a stream. urgent: the GPU begins its kernels before other streams' kernels (copies have no
 // such order); for short kernels that other streams wait for. name: for the emulator's reports.
 static cudaStream_t stream_make(const char *name, bool urgent) {
     int lowest, highest;
     cudaStream_t stream;
-    if (rehearsal != NULL)
-        return (cudaStream_t)owner_add(stream_free, (void *)(uintptr_t)rehearse_stream());
+    if (rehearsal != NULL) return (cudaStream_t)(uintptr_t)rehearse_stream();
     CUDA(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     CUDA(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, urgent ? highest : lowest));
     emu_name_stream(stream, name);
@@ -141,7 +132,7 @@ static void event_make(cudaEvent_t *event, bool sleeps) {
     if (rehearsal != NULL) *event = (cudaEvent_t)(uintptr_t)rehearse_event();
     else CUDA(cudaEventCreateWithFlags(event, cudaEventDisableTiming
                                                   | (sleeps ? cudaEventBlockingSync : 0)));
-    owner_add(event_free, *event);
+    if (rehearsal == NULL) owner_add(event_free, *event);
 }
 
 static cudaEvent_t *events_make(size_t n) {

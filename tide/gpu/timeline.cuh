@@ -33,8 +33,7 @@ typedef struct Timeline {
 // Opens a timeline on the current GPU. file: the trace's, or NULL. Fails if it cannot be written.
 static void timeline_open(Timeline *t, const char *file) {
     Error err;
-    memset(t, 0, sizeof *t);
-    t->doing = -1;
+    *t = Timeline{.doing = -1};
     if (file != NULL && !trace_open(&t->trace, file, &err)) fail("%s", err.text);
     CUDA(cudaEventCreate(&t->base));
     CUDA(cudaEventRecord(t->base, 0));

@@ -48,20 +48,17 @@ enum { TUNE_WORDS = (sizeof(MatmulShape) + sizeof(cublasLtMatmulAlgo_t)) / 8 };
 static bool tune_parse(const char *line, Tuned *tuned) {
     uint64_t words[TUNE_WORDS];
     int used, n;
-    memset(tuned, 0, sizeof *tuned);
     if (sscanf(line, "%*u %*u %*u algorithm %d: %lf us, first: %lf us%n", &tuned->number,
                &tuned->us, &tuned->first_us, &used) != 3) return false;
     for (int i = 0; i < TUNE_WORDS; i++, used += n)
         if (sscanf(line + used, "%" SCNx64 "%n", &words[i], &n) != 1) return false;
-    memcpy(&tuned->shape, words, sizeof tuned->shape);
-    memcpy(&tuned->algo, words + sizeof tuned->shape / 8, sizeof tuned->algo);
+    memcpy(tuned, words, sizeof words);
     return line[used] == '\n';
 }
 
 static void tune_write(FILE *f, const Tuned *tuned) {
     uint64_t words[TUNE_WORDS];
-    memcpy(words, &tuned->shape, sizeof tuned->shape);
-    memcpy(words + sizeof tuned->shape / 8, &tuned->algo, sizeof tuned->algo);
+    memcpy(words, tuned, sizeof words);
     fprintf(f, "%zu %zu %zu algorithm %d: %.2f us, first: %.2f us", tuned->shape.M, tuned->shape.N,
             tuned->shape.K, tuned->number, tuned->us, tuned->first_us);
     for (int i = 0; i < TUNE_WORDS; i++) fprintf(f, " %016" PRIx64, words[i]);
@@ -95,10 +92,8 @@ static void tune_open(Tune *t, const char *file, bool measures) {
     int number = 0;
     size_t n = 0;
     Error err;
-    memset(t, 0, sizeof *t);
+    *t = Tune{.file = file, .measures = measures};
     if (file == NULL) return;
-    t->file = file;
-    t->measures = measures;
     CUDA(cudaGetDevice(&number));
     CUDA(cudaGetDeviceProperties(&device, number));
     snprintf(t->device, sizeof t->device, "products %.200s, %d multiprocessors, cuBLASLt %zu\n",

@@ -142,7 +142,6 @@ static int zen_buffers(GPT2 *g, Buffer list[MAX_BUFFERS], int n) {
     if (g->streamed > 0) BUFFER(ZERO, "packed", longest * sizeof(floatX), z->shown);
     BUFFER(HOST, "sums of gradients", (size_t)z->sums * map->rest * sizeof(float), z->acc);
     if (g->zero != NULL) BUFFER(ANY, "columns", most * sizeof(floatX), z->shared);
-    if (!map->mixed) return n;
     BUFFER(ZERO, "columns", 2 * sums, z->column_sums);
     if (g->zero != NULL) BUFFER(ANY, "columns", all_sums, z->all_sums);
     BUFFER(ANY, "columns", columns_scratch(map) * sizeof(ZenSum), z->scratch);

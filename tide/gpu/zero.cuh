@@ -30,6 +30,7 @@ static void nccl_check(ncclResult_t e, const char *call, const char *file, int l
 static const ncclDataType_t nccl_floatX = PRECISION == PRECISION_FP32 ? ncclFloat32
                                         : PRECISION == PRECISION_FP16 ? ncclFloat16 : ncclBfloat16;
 #else
+#define NCCL(call) ((void)0)  // zero_open() has refused to train
 typedef void *ncclComm_t;
 #endif
 
@@ -97,19 +98,15 @@ static void sum_shards(Zero *zero, floatX *data, size_t cut) {
     const size_t bytes = cut * sizeof *data;
     zero->reduced_bytes += (zero->world - 1) * bytes;
     if (!between_gpus(zero, zero->world * bytes)) return;
-#ifdef TIDE_NCCL
     NCCL(ncclReduceScatter(data, data + zero->rank * cut, cut, nccl_floatX, ncclSum, zero->comm,
                            zero->stream));
-#endif
 }
 
 // Copies the `bytes` at each rank's `mine` to all ranks' `data`, in the order of ranks.
 static void all_gather(Zero *zero, void *data, const void *mine, size_t bytes) {
     zero->gathered_bytes += (zero->world - 1) * bytes;
     if (!between_gpus(zero, zero->world * bytes)) return;
-#ifdef TIDE_NCCL
     NCCL(ncclAllGather(mine, data, bytes, ncclUint8, zero->comm, zero->stream));
-#endif
     (void)data, (void)mine;
 }
 
@@ -121,10 +118,10 @@ static int zero_asked(const Options *o) {
     return o->zero > 0 ? (int)o->zero : o->weights == WEIGHTS_HOST ? 3 : 2;
 }
 
+#ifdef TIDE_NCCL
 // Runs a collective of each kind that training uses, of several sizes. NCCL allocates its buffers
 // in the first one that needs them, so a plan may use all memory that is free afterwards.
 static void zero_connect(Zero *zero) {
-#ifdef TIDE_NCCL
     const size_t most = 1 << 20;  // elements per rank
     floatX *data = (floatX *)gpu_alloc(zero->world * most * sizeof *data, "NCCL");
     CUDA(cudaMemset(data, 0, zero->world * most * sizeof *data));
@@ -139,9 +136,8 @@ static void zero_connect(Zero *zero) {
         NCCL(ncclAllGather(mine, data, n, nccl_floatX, zero->comm, NULL));
     }
     gpu_free(data);  // waits for all collectives
-#endif
-    (void)zero;
 }
+#endif
 
 // Returns a Zero for several GPUs or --zero, else NULL. Connects the ranks, but not in a plan.
 static Zero *zero_open(const Run *r) {
@@ -149,10 +145,8 @@ static Zero *zero_open(const Run *r) {
     if (!r->training || o->optimizer == OPTIMIZER_MEZO || o->dump != NULL) return NULL;
     if (r->world == 1 && !option_given(o, "zero")) return NULL;
     Zero *zero = ALLOC(Zero, 1, "ranks");
-    zero->stage = zero_asked(o);
-    zero->world = r->world;
-    zero->rank = r->rank;
-    zero->rows = o->offload == OFFLOAD_ZENFLOW;
+    *zero = Zero{.stage = zero_asked(o), .world = r->world, .rank = r->rank,
+                 .rows = o->offload == OFFLOAD_ZENFLOW};
     if (zero->rows && zero->stage == 3) die("--offload zenflow works with --zero 1 or 2, not 3");
     const GPT2Table *t = &r->table;
     const size_t segments = (size_t)zero_segments(t);
@@ -167,8 +161,7 @@ static Zero *zero_open(const Run *r) {
     if (zero->world > 1) printf("ranks: %zu, ZeRO-%d\n", zero->world, zero->stage);
     if (o->plan) return zero;
 #ifdef TIDE_NCCL
-    ncclUniqueId id;
-    memset(&id, 0, sizeof id);
+    ncclUniqueId id = {};
     open_device();
     if (zero->rank == 0) NCCL(ncclGetUniqueId(&id));
     ranks_broadcast(&id, sizeof id);
@@ -218,9 +211,7 @@ static void zero_allocate(GPT2 *g) {
 }
 
 static void zero_free(Zero *zero) {
-#ifdef TIDE_NCCL
     if (zero->comm != NULL) NCCL(ncclCommDestroy(zero->comm));
-#endif
     free(zero->blocks);
     free(zero->begin);
     free(zero);

@@ -46,45 +46,43 @@ static bool job_is(const Job *t, const char *name) {
 
 // Adds what jobs (before, end] of a step take to *pred. `more` micro-batches were not rehearsed.
 static void predict_step(const Rehearsal *q, int before, int end, size_t more, Prediction *pred) {
-    const Job *t = q->jobs;
-    double done = t[before].span.end, begin = 0, tail = 0, back = 0, times = 1;
+    const Job *const last = &q->jobs[end];
+    double done = q->jobs[before].span.end, begin = 0, tail = 0, back = 0, times = 1;
     int micro = -1;
     bool forward = false, begins = false;
-    pred->step += t[end].span.end - t[before].span.end;
-    for (int i = before + 1; i <= end; i++) {
-        const bool is_forward = job_is(&t[i], "forward"), is_backward = job_is(&t[i], "backward");
-        const bool first = is_forward && t[i].span.number == 0;
+    pred->step += last->span.end - done;
+    for (const Job *t = &q->jobs[before + 1]; t <= last; t++) {
+        const bool is_forward = job_is(t, "forward"), is_backward = job_is(t, "backward");
+        const bool first = is_forward && t->span.number == 0;
         if (first && !begins) {  // a micro-batch begins
-            if (micro >= 0) pred->backward += times * (t[i].span.begin - tail);
+            if (micro >= 0) pred->backward += times * (t->span.begin - tail);
             if (times > 1) pred->step += (times - 1) * (done - back);
             back = done;
-            begin = t[i].span.begin;
+            begin = t->span.begin;
             times = ++micro == REHEARSED_MICRO - 2 ? 1 + (double)more : 1;
         }
         if (is_forward || is_backward) {
-            const double waited = times * (t[i].span.begin - done);
+            const double waited = times * (t->span.begin - done);
             *(is_forward ? &pred->stall_forward : &pred->stall_backward) += waited;
             if (is_backward && forward) pred->forward += times * (done - begin);
             if (is_backward && forward) tail = done;
             forward = is_forward;
             begins = first;
         }
-        if (t[i].span.row == ROW_COMPUTE && t[i].takes == TAKES_GPU)
-            pred->other += times * t[i].work;
-        if (t[i].takes == TAKES_ATTENTION) pred->attention += times * t[i].work;
-        if (t[i].takes == TAKES_PRODUCTS || t[i].takes == TAKES_ATTENTION)
-            pred->compute += times * t[i].work;
-        if (t[i].span.row == ROW_COMPUTE) done = t[i].span.end;
-        if (t[i].takes == TAKES_COMM) {  // (the exchange of norms has no bytes)
-            const bool sums = strcmp(t[i].span.name, "reduce") == 0;
-            *(sums ? &pred->reduced_bytes : &pred->gathered_bytes) += times
-                                                                    * (double)t[i].span.bytes;
-            pred->comm += times * t[i].work;
+        if (t->span.row == ROW_COMPUTE && t->takes == TAKES_GPU) pred->other += times * t->work;
+        if (t->takes == TAKES_ATTENTION) pred->attention += times * t->work;
+        if (t->takes == TAKES_PRODUCTS || t->takes == TAKES_ATTENTION)
+            pred->compute += times * t->work;
+        if (t->span.row == ROW_COMPUTE) done = t->span.end;
+        if (t->takes == TAKES_COMM) {  // (the exchange of norms has no bytes)
+            const bool sums = strcmp(t->span.name, "reduce") == 0;
+            *(sums ? &pred->reduced_bytes : &pred->gathered_bytes) += times * (double)t->span.bytes;
+            pred->comm += times * t->work;
         }
-        if (t[i].takes == TAKES_H2D && t[i].span.row >= 0) pred->h2d_bytes += times * t[i].work;
-        if (t[i].takes == TAKES_D2H && t[i].span.row >= 0) pred->d2h_bytes += times * t[i].work;
+        if (t->takes == TAKES_H2D && t->span.row >= 0) pred->h2d_bytes += times * t->work;
+        if (t->takes == TAKES_D2H && t->span.row >= 0) pred->d2h_bytes += times * t->work;
     }
-    pred->backward += t[end].span.end - tail;
+    pred->backward += last->span.end - tail;
 }
 
 // Computes for each part of the machine the share of time at work, from `begin` to `end`.
@@ -200,16 +198,14 @@ static void plan_print_time(const Rates *rates, const PlanRun *run, const Predic
 // ---------------------------------------------------------------------------------------------
 // The choice
 
-// Sets the bytes of GPU and host memory that this choice takes, by the trainer's memory plan.
-typedef void (*OffloadNeeds)(void *model, const OffloadChoice *c, size_t *gpu, size_t *host);
-
 // Used if no choice fits: the GPU memory that would be enough with this host's memory, and the host
 // memory that would be enough with this GPU. SIZE_MAX: no amount would.
 typedef struct { size_t gpu, host; } OffloadLeast;
 
 // The memory into which a choice must fit.
 typedef struct {
-    OffloadNeeds needs;
+    // sets the bytes of GPU and host memory that a choice takes, by the trainer's memory plan
+    void (*needs)(void *model, const OffloadChoice *c, size_t *gpu, size_t *host);
     void *model;             // for needs()
     size_t gpu, host;        // bytes of memory that may be used
     int recompute;           // --recompute; RECOMPUTE_AUTO: every value may be tried
@@ -300,13 +296,10 @@ static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
     return false;
 }
 
-// A trainer's function: predicts a step with choice *c.
-typedef Prediction (*OffloadRehearse)(const void *trainer, const OffloadChoice *c);
-
 typedef struct {
     const Rates *rates;
     OffloadMemory memory;
-    OffloadRehearse rehearse;
+    Prediction (*rehearse)(const void *trainer, const OffloadChoice *c);  // predicts a step
     const void *trainer;     // for rehearse()
     UpdateBytes bytes;       // bytes of the run's update on the link
     OffloadChoice choice;  // .subgroup and .wire_f32 are given, and numbers of rooms that are not 0

@@ -49,12 +49,11 @@ static double *rate_at(const Rates *rates, int field) { return (double *)rates +
 // reason in err, if a line has another form, an unknown or a repeated name, or there is no rate.
 static bool rates_load(Rates *rates, const char *path, Error *err) {
     size_t n = 0, line = 0;
-    bool seen[RATE_FIELDS] = {false}, any = false;
+    bool seen[RATE_FIELDS] = {false}, any = false, wrong = false;
     char *text = file_read(path, &n, err), *next, name[64] = "", value[64] = "", more;
     if (text == NULL) return false;
     memset(rates, 0, sizeof *rates);
-    bool wrong = false;
-    for (char *at = text; !wrong && at < text + n; at = next) {
+    for (char *at = text; at < text + n; at = next) {
         next = at + strcspn(at, "\n") + 1;  // a NUL byte ends a line, too
         next[-1] = '\0';
         at[strcspn(at, "#")] = '\0';

@@ -75,9 +75,7 @@ static int rehearse_event(void) {
 
 // Opens *q. Until rehearsal_end(), no work is run.
 static void rehearsal_begin(Rehearsal *q, const Rates *rates) {
-    memset(q, 0, sizeof *q);
-    q->rates = *rates;
-    q->memory = 4096;
+    *q = (Rehearsal){.rates = *rates, .memory = 4096};
     rehearsal = q;
     rehearse_stream();  // THE_HOST
     rehearse_event();   // event 0 is never recorded: to wait for it is no wait

@@ -54,8 +54,6 @@ typedef struct {
     Error damage;                   // the damage that this rank found
 } Run;
 
-enum { SEQ_AUTO = 2048 };  // most tokens of a row without --seq
-
 // ---------------------------------------------------------------------------------------------
 // The learning rate
 
@@ -153,7 +151,7 @@ static void run_open_model(Run *r) {
         die("--model %s: no such preset (nano, gpt2, d12, opt-125m, llama3.2-1b; see --help all), "
             "and no such file", o->model);
     }
-    r->T = o->seq > 0 ? o->seq : min_size(c->context, SEQ_AUTO);
+    r->T = o->seq > 0 ? o->seq : min_size(c->context, 2048);
     if (r->T > c->context)
         die("--seq %zu is longer than the model's context of %zu", r->T, c->context);
 }
@@ -200,7 +198,7 @@ static int32_t run_first_token(const Run *r) {
 }
 
 // Opens --data and --val if they have examples (task.h). Without --seq, a row has room for the
-// longest example; a packed row for all examples together, but for at most SEQ_AUTO tokens.
+// longest example; a packed row for all examples together, but for at most 2048 tokens.
 static void run_open_task(Run *r) {
     Options *o = &r->o;
     const char *files[2] = {r->task ? o->data : NULL, r->asks ? o->val : NULL};
@@ -350,10 +348,8 @@ static void run_describe(const Run *r) {
     const char *const names[2] = {"token", "example"};
     const char *what = names[r->task], *unit = r->packed ? "row" : what;
     printf("data: %zu training %s%s, %.2f epochs in %zu step%s of %zu %s%s; %zu validation %s%s\n",
-           train, what, plural(train),
-           (double)o->steps * (double)r->step_sequences / (double)r->train.sequences, o->steps,
-           plural(o->steps), step, unit, plural(step), val,
-           names[r->asks], plural(val));
+           train, what, plural(train), (double)o->steps * (double)r->step_sequences / (double)rows,
+           o->steps, plural(o->steps), step, unit, plural(step), val, names[r->asks], plural(val));
     if (r->task && !r->words)
         printf("data: %zu row%s of %zu tokens%s, %.1f %% full; %zu of %zu tokens are trained\n",
                rows, plural(rows), r->T, r->packed ? ", packed" : "",
@@ -467,8 +463,7 @@ static void run_check_together(Run *r) {
 // program.
 static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     Options *o = &r->o;
-    memset(r, 0, sizeof *r);
-    r->lock = -1;
+    *r = (Run){.lock = -1};
     run_open_options(r, argc, argv, gpu_build);
     run_open_model(r);
     run_open_tokenizer(r);

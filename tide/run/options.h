@@ -541,8 +541,7 @@ static void options_default(Options *o) {
 // user's. With --resume, the combinations are checked later, by options_resume(). --help and
 // --version print and exit with 0. A mistake ends the program with one line and exit code 2.
 static void options_parse(Options *o, int argc, char **argv, bool gpu_build) {
-    memset(o, 0, sizeof *o);
-    o->gpu_build = gpu_build;
+    *o = (Options){.gpu_build = gpu_build};
     const char *values[OPTION_COUNT] = {NULL};  // values given since the last "--"
     for (const Option *opt = option_table; opt < option_table + OPTION_COUNT; opt++)
         if (opt->initial != NULL) option_set(o, opt, opt->initial);

@@ -38,8 +38,7 @@ static size_t run_targets(const Run *r, size_t step) {
 // Returns what the sum of all micro-batches' means is divided by, if each mean is over all tokens,
 // trained or not: the number of micro-batches if all tokens are trained, else less.
 static double run_parts(const Run *r, size_t step) {
-    const size_t tokens = r->words ? r->B : r->B * r->T;
-    return (double)run_targets(r, step) / (double)tokens;
+    return (double)run_targets(r, step) / (double)(r->words ? r->B : r->B * r->T);
 }
 
 // Returns the examples that a loader reads; NULL: it reads running text.

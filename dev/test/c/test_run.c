@@ -178,7 +178,7 @@ static void test_task(void) {
     trainer_free(a);
 }
 
-// Tokens of a row without --seq: what examples need, packed or not, the context, or SEQ_AUTO.
+// Tokens of a row without --seq: what examples need, packed or not, the context, or 2048.
 static void test_row_length(void) {
     static const struct {
         const char *context, *options;  // %s: a file of so many examples

@@ -8,7 +8,7 @@
 #include "tensors.cuh"
 #include "cpu_reference.h"
 #include "../zo_feed.h"
-#include <dirent.h>
+#include "../files.h"
 #include <pthread.h>
 
 namespace test_zo_gpu {

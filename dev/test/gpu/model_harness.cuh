@@ -55,11 +55,6 @@ static void (*rehearsal_change)(Rehearsal *q);
 #define predict(q, ...) \
     (rehearsal_change != NULL ? rehearsal_change(q) : (void)0, predict(q, __VA_ARGS__))
 
-// Small enough for several turns with small models.
-static size_t wire_chunk = (size_t)1 << 22, mlp_chunk = (size_t)1 << 14;
-#define WIRE_CHUNK wire_chunk
-#define MLP_ROWS mlp_chunk
-
 #include "sites.cuh"
 #include "../../../train_gpt2.cu"
 #include "../../buffer_get.h"

@@ -20,8 +20,8 @@ static void test_work_adam(void) {
     HostState x = state_at(alloc_or_fail(14 * n, 1, "test"), n);
     CUDA(cudaMemset(c.gpu, 0, 12 * n));  // gradients are behind weights and the rest
     CUDA(cudaDeviceSynchronize());
-    calibrate_submit(&c, WORK_HOST_ADAM, n);
-    calibrate_submit(&c, WORK_GPU_ADAM, n);
+    calibrate_submit(&c, WORK_HOST_ADAM, n, queue.stream);
+    calibrate_submit(&c, WORK_GPU_ADAM, n, c.in);
     CUDA(cudaStreamSynchronize(c.q->stream));
     CUDA(cudaStreamSynchronize(c.in));
     CUDA(cudaMemcpy(x.m, c.gpu, 14 * n, cudaMemcpyDeviceToHost));
@@ -30,7 +30,6 @@ static void test_work_adam(void) {
                       && x.low[i] == c.state.low[i] && x.v[i] > 0
                     : c.state.v[i] == 0, "parameter %zu", i);
     free(x.m);
-    CHECK(14 * calibrate_limit(&c, WORK_GPU_ADAM) <= 2 * c.chunk, "more than there is room for");
     owner_free(&c.owner);
 }
 

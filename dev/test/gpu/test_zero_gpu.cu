@@ -68,7 +68,7 @@ static void check_given(GPT2 *g, const Config *c, size_t steps, Report *) {
     size_t part[3];
     parts_of(g, R, part);
     const size_t ends = part[0] + part[2], layer = part[1];
-    size_t counts[32 * MOST_RANKS];
+    size_t counts[32 * MOST_RANKS] = {0};
     const size_t blocks = zero_blocks(&g->table, R, false, counts);
     const size_t numbers = steps * (3 + blocks) * 8;  // loss and flags, and sums of squares
     // segments' gradients or weights: all, or embeddings and tail and the layers that come
