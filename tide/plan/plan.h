@@ -325,14 +325,13 @@ static void search_try(OffloadSearch *q, const OffloadChoice *tried, bool reside
     }
 }
 
-// With `streamed` layers on the host, tries these modes: OFFLOAD_NONE; twinflow (or zero, without
+// Completes c: with `streamed` layers on the host, tries OFFLOAD_NONE; twinflow (or zero, without
 // residents); interleave, at shares near the best one of rates.h. Tries each with and without
 // recomputation; with sums, and visitors' gradients, on the GPU or the host. residents: as above.
-static void search_all(OffloadSearch *q, int streamed, bool residents) {
+static void search_all(OffloadSearch *q, OffloadChoice c, int streamed, bool residents) {
     static const double shares[] = {1, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5};  // of the best share
     static const int keeps[] = {KEEP_ALL, 0, -1};
     const OffloadMemory *m = &q->memory;
-    OffloadChoice c = q->choice;
     c.stride = 0;
     c.streamed = streamed;
     q->bytes.streams = streamed > 0;
@@ -368,11 +367,12 @@ static void search_all(OffloadSearch *q, int streamed, bool residents) {
 // residents (their layers' weights stay on the GPU) only if nothing fits without residents.
 static bool offload_search(OffloadSearch *q) {
     const OffloadMemory *m = &q->memory;
+    const OffloadChoice given = q->choice;
     q->predicted.step = q->none = INFINITY;
-    if (m->weights != WEIGHTS_HOST) search_all(q, 0, true);
+    if (m->weights != WEIGHTS_HOST) search_all(q, given, 0, true);
     for (int stay = m->weights != WEIGHTS_HOST; stay < 2 && m->weights != WEIGHTS_GPU; stay++)
         if (m->weights == WEIGHTS_AUTO || q->predicted.step == INFINITY)
-            search_all(q, m->layers, stay);
+            search_all(q, given, m->layers, stay);
     return q->predicted.step < INFINITY;
 }
 

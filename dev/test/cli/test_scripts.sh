@@ -83,6 +83,12 @@ sh "$top/scripts/published.sh" >table
 renewed doc/speed.md '^[|] measured by '
 check published_steps_are_predicted_as_the_lesson_says sh -c '[ "$(wc -l <table)" -gt 9 ] &&
     ! grep -v -x -F -f "$1/doc/speed.md" table' - "$top"
+# Where the first part of the search has filled the memory otherwise than the best choice needs it.
+tokens_of() {
+    "$TRAINER" --plan --model llama3.1-8b --batch 16 --seq 1024 --accum 38 --moments bf16 --master bf16 --host-memory 75G \
+        --gpu-memory 60G --rates "$top/scripts/rates/h100_server.txt" "$@" | sed -n 's/^  step .*: \([0-9]*\) tokens.*/\1/p'
+}
+check auto_is_as_fast_as_what_it_may_choose test "$(tokens_of)" -ge "$(tokens_of --recompute light)"
 check most_are_within_15_percent_and_ours_within_10 awk -F ' *[|] *' '
     $2 == "llmq" || $2 == "this trainer" { n++; near += $8 >= 0.85 && $8 <= 1.15
                                            own += $2 != "llmq" && $8 >= 0.9 && $8 <= 1.1 }
