@@ -215,7 +215,7 @@ static void recompute(GPT2 *g, size_t l) {
     if (!post)
         layernorm_forward(a.ln_1, a.mean_1, a.rstd_1, a.x, w.ln_1_w, w.ln_1_b, N, C, eps,
                           g->compute);
-    if (g->choice.recompute == RECOMPUTE_BLOCK) {
+    if (layer_recompute(g, l) == RECOMPUTE_BLOCK) {
         // backward reads no result of a pre-norm layer's part 3; it runs part 2 itself in chunks
         const int parts = N > mlp_rows(g) ? 2 : LAYER_PARTS - !post;
         for (int part = 0; part < parts; part++) layer_part(g, part, &a, &w);
@@ -404,7 +404,7 @@ static void gpt2_forward(GPT2 *g, const int32_t *inputs, const int32_t *begins,
         if (leave && made > 0)
             stream_wait(g->compute, g->input_rooms.free[input_room(g, made - 1)]);
         compute_span(g, g->timeline.between ? "evaluate" : "forward", s,
-                     s >= 1 && s <= g->config.layers && !leave ? acts_place(g).stride : 0);
+                     s >= 1 && s <= g->config.layers && !leave ? layer_bytes(g, s - 1) : 0);
         forward_segment(g, s);
         // the last layer's input and output stay on the GPU
         if (leave && made > 0 && made < g->config.layers) input_moves(g, made - 1, false);

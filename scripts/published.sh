@@ -14,10 +14,13 @@ rates=$(dirname "$0")/rates
 
 # A row, separated by semicolons: who measured, the card, its file of rates, measured tokens/s, notes,
 # options. llmq: 524,288 tokens in a step, its own micro-batch and recomputation, 16-bit moments;
-# --offload auto chooses what is stored on the host. 5 % of the card stay free.
+# --offload auto chooses what is stored on the host. 5 % of the card stay free. ml_dataflow: given memory
+# of GPU and host; its rounds are micro-batches, all its state has 16 bits.
 moments="--seq 1024 --moments bf16 --offload auto --host-memory 480G"
 c4090="$moments --gpu-memory 23347M" c5090="$moments --gpu-memory 31130M"
 l40s="$moments --gpu-memory 46694M" h100="$moments --gpu-memory 76900M"
+flow="--moments bf16 --master bf16 --offload auto" l8="--model llama3.1-8b"
+mega="--seq 1024 --activations host --host-memory 1400G --gpu-memory 76900M"
 none="--offload none" two="--seq 512 --batch 4 --world 2 --zero 2"
 rows() {
     cat <<END
@@ -51,7 +54,20 @@ DeepSpeed ZeRO-Offload;2 x A100;a100_server;3001;5;--model qwen2.5-1.5b $two --o
 DeepSpeed ZeRO-Offload;2 x A100;a100_server;1640;5;--model qwen2.5-3b $two --offload zero --no-overlap
 DeepSpeed ZenFlow;2 x A100;a100_server;7199;5;--model qwen2.5-1.5b $two --offload zenflow --zen-topk 0.1 --zen-window 4
 DeepSpeed ZenFlow;2 x A100;a100_server;3670;5;--model qwen2.5-3b $two --offload zenflow --zen-topk 0.1 --zen-window 4
-MegaTrain;H100;h100_server;5953;6;--model qwen2.5-7b --batch 158 --seq 1024 --gpu-memory 76900M --host-memory 1400G --activations host
+ml_dataflow;H100, 78 + 75 GiB;h100_server;13014;6;$flow $l8 --batch 16 --seq 1024 --accum 38 --gpu-memory 78G --host-memory 75G
+ml_dataflow;H100, 24 + 75 GiB;h100_server;10966;6;$flow $l8 --batch 16 --seq 1024 --accum 38 --gpu-memory 24G --host-memory 75G
+ml_dataflow;H100, 24 + 75 GiB;h100_server;9781;6;$flow $l8 --batch 2 --seq 8192 --accum 34 --gpu-memory 24G --host-memory 75G
+ml_dataflow;H100, 40 + 192 GiB;h100_server;5671;6;$flow $l8 --layers 64 --batch 16 --seq 1024 --accum 22 --gpu-memory 40G --host-memory 192G
+ml_dataflow;H100, 77 + 356 GiB;h100_server;2756;6;$flow --model qwen2.5-32b --batch 16 --seq 1024 --accum 23 --gpu-memory 77G --host-memory 356G
+ml_dataflow;A100, 78 + 75 GiB;a100_server;4258;6;$flow $l8 --batch 16 --seq 1024 --accum 12 --gpu-memory 78G --host-memory 75G
+ml_dataflow;A100, 24 + 75 GiB;a100_server;3578;6;$flow $l8 --batch 16 --seq 1024 --accum 12 --gpu-memory 24G --host-memory 75G
+ml_dataflow;RTX 5090, 30 + 96 GiB;rtx5090_desktop;3941;6;$flow $l8 --batch 8 --seq 1024 --accum 16 --gpu-memory 30G --host-memory 96G
+ml_dataflow;RTX 5090, 30 + 176 GiB;rtx5090_desktop;1774;6;$flow $l8 --layers 64 --batch 8 --seq 1024 --accum 9 --gpu-memory 30G --host-memory 176G
+ml_dataflow;RTX 3090, 22 + 96 GiB;rtx3090_desktop;1315;6;$flow $l8 --batch 8 --seq 1024 --accum 5 --gpu-memory 22G --host-memory 96G
+MegaTrain;H100;h100_server;5953;7;--model qwen2.5-7b --batch 158 $mega
+MegaTrain;4 x H100;h100_server;28232;7;--model qwen2.5-7b --batch 158 $mega --world 4 --zero 3
+MegaTrain;H100;h100_server;1318;8;--model qwen2.5-32b --batch 96 $mega
+MegaTrain;GH200;gh200;2979;9;--model qwen2.5-14b --batch 64 --seq 1024 --activations host --host-memory 440G --gpu-memory 91G
 END
 }
 

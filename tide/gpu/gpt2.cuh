@@ -329,48 +329,73 @@ static int first_state(const GPT2 *g, const Piece *p) {
 // reads, each in whole units of 256 bytes. Activations that backward computes again are in memory
 // that all layers share. A layer's kept activations and the next layer's input are one range:
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
+// If only choice.kept_layers keep the rest, the layers before them have but their x there.
 // Once backward has made a layer's gradient, the layer's range is free until the next forward pass,
 // which waits for the layer's update. So the gradient may be stored in the range until the update.
 // With --activations host a layer keeps only its input; two rooms are for the inputs of this layer
 // and of the next layer. Post-norm layers recompute their output: a third room is filled meanwhile.
 typedef struct {
-    size_t entry, stride;      // bytes of x; bytes from a layer's x to the next layer's x
+    size_t entry, stride;      // bytes of x; bytes of x and the rest
+    size_t first;              // the first layer that keeps the rest
     size_t rooms;              // rooms for x (all, or a few in turn) and the last output
     size_t bytes[LAYER_ACTS];  // of each row of the activation table (model.h)
-    size_t at[LAYER_ACTS];     // where the row begins, from the end of its layer's x or, if shared,
-    bool shared[LAYER_ACTS];   // from the end of the last x
+    bool kept[LAYER_ACTS];     // belongs the row to the rest?
+    size_t at[LAYER_ACTS];     // where it then begins, from the end of its layer's x
+    size_t shared[LAYER_ACTS]; // where it begins if layers share it, from the end of the last x
     size_t all;                // bytes of all layers
 } ActsPlace;
+
+// Returns what backward computes again of layer l.
+static int layer_recompute(const GPT2 *g, size_t l) {
+    const bool kept = l + (size_t)g->choice.kept_layers >= g->config.layers;
+    return kept ? (int)RECOMPUTE_LIGHT : g->choice.recompute;
+}
+
+// Returns where the x in a room begins.
+static size_t input_at(const ActsPlace *p, size_t room) {
+    const size_t whole = room > p->first ? room - p->first : 0;  // layers before it that keep all
+    return (room - whole) * p->entry + whole * p->stride;
+}
 
 static ActsPlace acts_place(const GPT2 *g) {
     #define ACT_ROW(name, width, f32, kept, chunked) {width, f32, kept, chunked},
     const struct { size_t width; bool f32; int kept; bool chunked; } act[] = {
         LAYER_ACTIVATIONS(ACT_ROW, &g->config)};
     const size_t N = g->max_B * g->max_T;
-    size_t sizes[2] = {0, 0};  // bytes of a layer's own activations, and of shared activations
+    const size_t L = g->config.layers, last = (size_t)g->choice.kept_layers;
+    size_t shared = 0;
     ActsPlace p;
-    p.entry = round_up(N * g->config.channels * sizeof(floatX), 256);
+    p.first = last > 0 ? L - last : 0;
+    p.entry = p.stride = round_up(N * g->config.channels * sizeof(floatX), 256);
     for (int k = 0; k < LAYER_ACTS; k++) {
         const size_t size = act[k].f32 ? sizeof(float) : sizeof(floatX);
         const size_t rows = act[k].chunked && one_chunk(g) ? min_size(N, mlp_rows(g)) : N;
-        p.shared[k] = !g->training || g->choice.recompute > act[k].kept;
         p.bytes[k] = round_up(rows * act[k].width * size, 256);
-        p.at[k] = sizes[p.shared[k]];
-        sizes[p.shared[k]] += p.bytes[k];
+        p.kept[k] = g->training && layer_recompute(g, L - 1) <= act[k].kept;
+        p.at[k] = p.stride - p.entry;
+        p.shared[k] = shared;
+        if (p.kept[k]) p.stride += p.bytes[k];
+        if (!p.kept[k] || p.first > 0) shared += p.bytes[k];
     }
-    p.stride = g->training ? p.entry + sizes[0] : 0;
-    p.rooms = g->config.layers + 1;
+    p.rooms = g->training ? L + 1 : 1;
     if (g->choice.inputs_leave)
         p.rooms = min_size(p.rooms, (size_t)LEAST_ROOMS + (g->config.post_norm != 0));
-    p.all = (p.rooms - 1) * p.stride + p.entry + sizes[1];
+    p.all = input_at(&p, p.rooms - 1) + p.entry + shared;
     return p;
+}
+
+// Returns the bytes of activations that forward leaves of layer l.
+static size_t layer_bytes(const GPT2 *g, size_t l) {
+    const ActsPlace p = acts_place(g);
+    return l >= p.first ? p.stride : p.entry;
 }
 
 // Returns the room of layer l's input. (Layer L stands for the last layer's output.)
 static size_t input_room(const GPT2 *g, size_t l) { return l % acts_place(g).rooms; }
 
 static floatX *layer_input(const GPT2 *g, size_t l) {
-    return (floatX *)(g->acts + input_room(g, l) * acts_place(g).stride);
+    const ActsPlace p = acts_place(g);
+    return (floatX *)(g->acts + input_at(&p, l % p.rooms));
 }
 
 // Returns the elements of one layer's cache of keys and values.
@@ -389,8 +414,9 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     LayerActs a;
     int k = 0;
     #define ACT_POINT(name, ...) \
-        a.name = p.bytes[k] == 0 ? NULL : (decltype(a.name))(g->acts + p.entry + p.at[k] \
-                     + (p.shared[k] ? p.rooms - 1 : l) * p.stride); \
+        a.name = p.bytes[k] == 0 ? NULL : (decltype(a.name))(g->acts + p.entry \
+                     + (p.kept[k] && l >= p.first ? input_at(&p, l) + p.at[k] \
+                                                  : input_at(&p, p.rooms - 1) + p.shared[k])); \
         k++;
     LAYER_ACTIVATIONS(ACT_POINT, &g->config)
     #undef ACT_POINT

@@ -286,10 +286,13 @@ static void gpt2_take(GPT2 *g, const OffloadChoice *c) {
 
 // Implements OffloadMemory.needs: computes the memory that choice c needs, and leaves the model
 // placed by c. With --weights host, the weights of at least one layer must be on the host.
+// A layer whose MLP is computed in chunks keeps either all activations or none.
 static void gpt2_needs(void *model, const OffloadChoice *c, size_t *gpu, size_t *host) {
     GPT2 *g = (GPT2 *)model;
     gpt2_take(g, c);
-    *gpu = g->weights == WEIGHTS_HOST && g->streamed == 0 ? SIZE_MAX : gpt2_bytes(g, false);
+    const bool impossible = (g->weights == WEIGHTS_HOST && g->streamed == 0)
+                            || (c->kept_layers > 0 && g->max_B * g->max_T > mlp_rows(g));
+    *gpu = impossible ? SIZE_MAX : gpt2_bytes(g, false);
     *host = gpt2_bytes(g, true);
 }
 
@@ -350,7 +353,12 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     if (g->streamed > 0)
         printf("weights of %d of %zu layers are on the host, and are copied to %d room%s in turn\n",
                g->streamed, L, g->weight_rooms.count, plural((size_t)g->weight_rooms.count));
-    if (g->choice.recompute == RECOMPUTE_BLOCK) printf("recomputing activations in backward\n");
+    if (g->choice.recompute == RECOMPUTE_BLOCK) {
+        printf("recomputing activations in backward");
+        if (g->choice.kept_layers > 0)
+            printf(", of %zu of %zu layers", L - (size_t)g->choice.kept_layers, L);
+        printf("\n");
+    }
     if (g->choice.inputs_leave) printf("inputs of layers wait for backward on the host\n");
     if (g->choice.recompute == RECOMPUTE_LIGHT)
         printf("recomputing layer norms and the non-linearity in backward\n");

@@ -255,10 +255,16 @@ static double choice_residents(const OffloadMemory *m, OffloadChoice c) {
     return c.resident > 0 || choice_fits(&gpu, &c) ? c.resident : -1;
 }
 
+// Lets as many layers as fit keep activations, if --recompute is "auto".
+static void choice_keep(const OffloadMemory *m, OffloadChoice *c) {
+    if (m->recompute == RECOMPUTE_AUTO && c->recompute == RECOMPUTE_BLOCK)
+        choice_search(m, c, &c->kept_layers, c->kept_layers, m->layers);
+}
+
 // Uses the GPU memory that *c leaves free. Raises each number that is "auto", in this order:
 // weights that stay on the GPU; rooms of gradients and of weights, for which backward waits less
 // (no rooms of gradients if they are summed on the GPU); visitors' gradients on the GPU, which then
-// need not cross the link twice; slots, which only shorten a wait.
+// need not cross the link twice; slots, which only shorten a wait; layers that keep activations.
 static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
     if (m->weights == WEIGHTS_AUTO) choice_search(m, c, &c->streamed, c->streamed, 0);
     const bool leaves = c->mode == OFFLOAD_ZENFLOW || !m->sums || c->sum_on_host;
@@ -270,6 +276,7 @@ static void choice_fill(const OffloadMemory *m, OffloadChoice *c) {
         choice_search(m, c, &c->kept_grads, 0, 1000);
     if (c->slots == 0 && c->mode == OFFLOAD_INTERLEAVE)
         choice_search(m, c, &c->slots, LEAST_SLOTS, 1000);
+    choice_keep(m, c);
 }
 
 // Completes a choice whose mode is given. If c->resident is below 0, chooses it. Until *c fits,
@@ -284,6 +291,7 @@ static bool choice_settle(const OffloadMemory *m, OffloadChoice *c) {
             for (int tight = 0; tight < 3; tight++) {
                 if (m->recompute != RECOMPUTE_AUTO && again != m->recompute) continue;
                 c->recompute = again;
+                c->kept_layers = 0;
                 c->streamed = away ? m->layers : 0;
                 c->sum_on_host = tight > 0 && m->sums;
                 c->kept_grads = tight < 2 ? (int)KEEP_ALL : -1;
@@ -307,22 +315,27 @@ typedef struct {
     double none;             // seconds of a step without offloading; INFINITY: it does not fit
 } OffloadSearch;
 
-// Tries a choice without residents; if `residents`, before that also with as many as fit. Both
-// times adds all rooms that fit. Keeps the choice if its step is clearly shorter than that of each
-// choice tried before, as earlier choices are simpler.
+// Tries a choice without residents; if `residents`, before that also with as many as fit; with
+// layers that keep activations, as many as fit before or after all else. Each time adds all rooms
+// that fit. Keeps the choice if its step is clearly shorter than that of each choice tried before,
+// as earlier choices are simpler.
 static void search_try(OffloadSearch *q, const OffloadChoice *tried, bool residents) {
-    for (int stay = residents && tried->mode != OFFLOAD_NONE; stay >= 0; stay--) {
-        OffloadChoice c = *tried;
-        if (stay) c.resident = choice_residents(&q->memory, c);
-        if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;
-        if (c.resident < 0 || !choice_fits(&q->memory, &c)) continue;
-        choice_fill(&q->memory, &c);
-        const Prediction pred = q->rehearse(q->trainer, &c);
-        if (c.mode == OFFLOAD_NONE) q->none = fmin(q->none, pred.step);
-        if (pred.step > 0.995 * q->predicted.step) continue;
-        q->choice = c;
-        q->predicted = pred;
-    }
+    const OffloadMemory *m = &q->memory;
+    for (int stay = residents && tried->mode != OFFLOAD_NONE; stay >= 0; stay--)
+        for (int after = 1; after >= 0; after--) {
+            OffloadChoice c = *tried;
+            if (!after) choice_keep(m, &c);
+            if (!after && c.kept_layers == 0) continue;
+            if (stay) c.resident = choice_residents(m, c);
+            if (c.mode == OFFLOAD_TWINFLOW && c.resident == 0) c.mode = OFFLOAD_ZERO;
+            if (c.resident < 0 || !choice_fits(m, &c)) continue;
+            choice_fill(m, &c);
+            const Prediction pred = q->rehearse(q->trainer, &c);
+            if (c.mode == OFFLOAD_NONE) q->none = fmin(q->none, pred.step);
+            if (pred.step > 0.995 * q->predicted.step) continue;
+            q->choice = c;
+            q->predicted = pred;
+        }
 }
 
 // Completes c: with `streamed` layers on the host, tries OFFLOAD_NONE; twinflow (or zero, without

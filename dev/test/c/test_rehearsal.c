@@ -243,7 +243,7 @@ static void toy_needs(void *arg, const OffloadChoice *c, size_t *gpu, size_t *ho
     const double resident = c->mode == OFFLOAD_NONE ? 1 : c->resident;
     const Toy *toy = (const Toy *)arg;
     *gpu = 1000 - (size_t)(20 * ((toy->dealt ? 40 : c->streamed) - ring_of(c, toy->dealt)))
-         + (size_t)(12000 * resident) + kept[c->recompute]
+         + (size_t)(12000 * resident) + kept[c->recompute] + 7 * (size_t)c->kept_layers
          + 20 * (size_t)fmin(fmax(c->kept_grads, 0), 20)
          + (toy->sums && !c->sum_on_host ? 2000 : 0)
          + (size_t)rooms_of(c->grad_rooms, LEAST_ROOMS, 32) * 50
@@ -311,6 +311,11 @@ static void a_choice_is_settled(void) {
               "case %zu: fits %d, again %d, on the host %d, %d kept, %d places, %d slots, %d "
               "stream through %d", i, fits, c.recompute, c.sum_on_host, c.kept_grads, places, slots,
               c.streamed, ring);
+        const bool block = fits && c.recompute == RECOMPUTE_BLOCK;
+        CHECK(block || c.kept_layers == 0, "case %zu: %d layers keep", i, c.kept_layers);
+        c.kept_layers++;  // as many as fit
+        CHECK(!block || c.kept_layers > 40 || !choice_fits(&m, &c), "case %zu: %d layers keep", i,
+              c.kept_layers - 1);
         c.slots = 4;  // what is said is kept
         c.grad_rooms = 6;
         if (fits && choice_settle(&m, &c)) CHECK(c.slots == 4 && c.grad_rooms == 6, "case %zu", i);

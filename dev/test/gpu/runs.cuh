@@ -88,6 +88,10 @@ static const struct {
     // the MLP works in chunks, of which one is in memory, or all
     "chunks --recompute block --clip 0.05 sizes evaluates --offload zero streamed=2",
     "chunks --recompute light --clip 0.05 --offload interleave --share 0.5",
+    // the last layers keep activations
+    "llama --accum 2 --recompute block keeps=2 --clip 0.05 sizes evaluates --offload zero streamed=2",
+    "deep --recompute block keeps=4 --clip 0 --offload interleave --share 0.5 --subgroup 4096",
+    "five --precision fp32 --recompute block keeps=1 --clip 0.05 evaluates",
     // inputs of layers leave, and nothing else
     "deep --accum 3 --activations host --clip 0.05 sizes evaluates",
     // masters in bf16: residents, visitors and the CPU's; sums; weights on the host
@@ -102,7 +106,7 @@ static const struct {
      "--zero 2|--zero 1|--zero 3|--zero 3 streamed=1|--zero 3 streamed=9 ring=3"}, {
     // as they are used most
     "five ranks=2 --zero 3 --accum 3 --clip 0.05 --offload interleave --share 0.5 places=9 "
-        "streamed=2",
+        "streamed=2 --recompute block keeps=1",
     "odd ranks=2 --zero 1 --clip 0 --offload interleave --stride 2 --subgroup 4096 places=3",
     "five ranks=2 --zero 3 --clip 0.05 --offload zero --slots 1 streamed=9 ring=3",
     // the LLaMA family
@@ -131,7 +135,8 @@ static const struct {
     "wide --accum 2 --clip 0.05 --offload zenflow --zen-window auto --zen-reselect 0 "
         "--threads 1 timed places=9 streamed=9 above=late",
     // a window of two steps follows one of three, and queues the rest of its update at its end
-    "five --clip 0.05 --offload zenflow --zen-topk 0.7 --zen-window auto --zen-reselect 0 steps=9",
+    "five --clip 0.05 --offload zenflow --zen-topk 0.7 --zen-window auto --zen-reselect 0 steps=9 "
+        "--recompute block keeps=2",
     "llama --accum 2 --recompute light --clip 0.05 --offload zenflow --zen-topk 0.3 "
         "--zen-window 2 --zen-reselect 3 timed streamed=1 above=late,swapped",
     "tied --master bf16 --clip 0.05 --offload zenflow --zen-topk 0.3 --zen-window 2 "
@@ -181,7 +186,7 @@ typedef struct {
     Options o;
     const Shape *shape;
     int ranks;                         // 0: one, without zero.cuh
-    int places, tight, ring, early;    // see config_place(), model_begin()
+    int places, tight, ring, early, keeps;  // see config_place(), model_begin()
     int streamed;                      // layers whose weights are on the host
     int sums;                          // of ZenFlow, on the host
     int sizes, evaluates;              // every second step has a smaller batch; each is evaluated
@@ -200,6 +205,7 @@ static const struct { const char *name; size_t at; } row_words[] = {
     {"ranks", offsetof(Config, ranks)}, {"places", offsetof(Config, places)},
     {"tight", offsetof(Config, tight)}, {"streamed", offsetof(Config, streamed)},
     {"ring", offsetof(Config, ring)}, {"early", offsetof(Config, early)},
+    {"keeps", offsetof(Config, keeps)},
     {"sums", offsetof(Config, sums)}, {"sizes", offsetof(Config, sizes)},
     {"evaluates", offsetof(Config, evaluates)}, {"timed", offsetof(Config, timed)},
     {"rests", offsetof(Config, rests)}, {"steps", offsetof(Config, steps)},
@@ -318,6 +324,7 @@ static void config_place(GPT2 *g, const Config *c) {
     p->grad_rooms = c->places;
     p->kept_grads = KEEP_ALL;
     p->inputs_leave = o->activations == ACTIVATIONS_HOST;
+    p->kept_layers = (int)min_size((size_t)c->keeps, g->config.layers);
     if (is_zen(c)) return;
     p->resident = o->resident;
     p->stride = o->stride;

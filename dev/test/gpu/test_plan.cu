@@ -195,6 +195,46 @@ static void the_search_takes_what_suits_the_machine(void) {
     }
 }
 
+// Each layer that keeps activations shortens the step as much as another, but for the last one, which
+// has them anyway. The search lets as many keep them as fit, and none with --recompute block.
+static void layers_keep_what_fits(void) {
+    const Rates r = {.h2d = 50e9, .d2h = 50e9, .host_adam = 12e9, .gpu_adam = 1e11, .gpu_flops = 4e14};
+    Step s = step_of("gpt2-xl");
+    s.B = 22;
+    Trainer *t = trainer_open(&s);
+    t->g->weights = WEIGHTS_GPU;
+    OffloadChoice c = choice_of(OFFLOAD_NONE);
+    const double all = trainer_predict(t, &r, &c, LIGHT).step;
+    double none = 0;
+    size_t bytes = 0;
+    for (int k = 0; k <= 48; k++) {
+        c.kept_layers = k;
+        const double step = trainer_predict(t, &r, &c, AGAIN).step;
+        if (k == 0) none = step;
+        ABOUT(step - all, (48 - (k > 0 ? k : 1)) / 47.0 * (none - all), 1e-6);
+        if (k == 24) bytes = gpt2_bytes(t->g, false);
+    }
+    CHECK(none > 1.1 * all, "%g, %g", none, all);
+    const Searched searched = {t->g, &t->run, &r};
+    for (int again = RECOMPUTE_AUTO; again <= AGAIN; again += AGAIN) {
+        OffloadSearch q = {&r, gpt2_memory(t->g, again, bytes, 0), search_rehearse,
+                           &searched, update_bytes(t->g), choice_of(OFFLOAD_NONE), {}, 0};
+        CHECK(offload_search(&q) && q.choice.kept_layers == (again == AGAIN ? 0 : 24),
+              "%d: %d of 48 layers keep", again, q.choice.kept_layers);
+    }
+    trainer_close(t);
+    s = step_of("llama3.2-1b");  // where the MLP works in chunks, all layers are equal
+    c.recompute = AGAIN;
+    c.kept_layers = 8;
+    for (s.B = 32; s.B <= 33; s.B++) {
+        size_t host;
+        t = trainer_open(&s);
+        gpt2_needs(t->g, &c, &bytes, &host);
+        CHECK((bytes == SIZE_MAX) == (s.B == 33), "%zu rows of 1024: %zu bytes", s.B, bytes);
+        trainer_close(t);
+    }
+}
+
 // ---------------------------------------------------------------------------------------------
 // Importance-aware updates: the closed forms of doc/zenflow.md
 
@@ -653,6 +693,7 @@ int main(int, char **) {
     lesson = file_read("doc/speed.md", &n, &err);
     if (test_whole()) RUN(zo_offloading_is_as_in_the_lesson);
     if (IS_HALF) RUN(the_search_takes_what_suits_the_machine);
+    if (IS_HALF) RUN(layers_keep_what_fits);
     if (IS_HALF && test_whole()) RUN(deep_optimizer_states_is_as_in_the_lesson);
     free(lesson);
     return test_summary();
