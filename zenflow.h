@@ -223,10 +223,7 @@ static size_t zen_select(const ZenMap *map, int i, const double *scores, ZenSwap
     ZenRank *rank = (ZenRank *)alloc_or_fail(z->cols, sizeof *rank, "selection");
     bool *wanted = (bool *)alloc_or_fail(z->cols, sizeof *wanted, "selection");
     int32_t *slot = (int32_t *)alloc_or_fail(z->cols, sizeof *slot, "selection");
-    for (size_t j = 0; j < z->cols; j++) {
-        rank[j].score = scores[j];
-        rank[j].column = (int32_t)j;
-    }
+    for (size_t j = 0; j < z->cols; j++) rank[j] = (ZenRank){scores[j], (int32_t)j};
     qsort(rank, z->cols, sizeof *rank, zen_rank_compare);
     for (size_t j = 0; j < z->chosen; j++) wanted[rank[j].column] = true;
     for (size_t j = 0; j < z->cols; j++) slot[column[j]] = (int32_t)j;
@@ -234,8 +231,7 @@ static size_t zen_select(const ZenMap *map, int i, const double *scores, ZenSwap
     for (size_t j = 0; j < z->chosen; j++) {
         if (wanted[column[j]]) continue;
         while (!wanted[next] || (size_t)slot[next] < z->chosen) next++;
-        swaps[count].chosen = (int32_t)j;
-        swaps[count++].rest = slot[next++] - (int32_t)z->chosen;
+        swaps[count++] = (ZenSwap){(int32_t)j, slot[next++] - (int32_t)z->chosen};
     }
     free(rank);
     free(wanted);
@@ -269,8 +265,7 @@ typedef struct {
 } ZenClock;
 
 static ZenClock zen_clock(const ZenMap *map) {
-    ZenClock clock = {0};
-    clock.scores = ALLOC(double, map->columns + 2 * (size_t)map->count, "scores");
+    ZenClock clock = {.scores = ALLOC(double, map->columns + 2 * (size_t)map->count, "scores")};
     clock.chosen_mean = clock.scores + map->columns;
     clock.rest_mean = clock.chosen_mean + map->count;
     return clock;

@@ -78,8 +78,8 @@ static inline __attribute__((always_inline)) Vec vec_fma(Vec a, Vec b, Vec c) {
 // row-major; rows are lda, ldb, ldo elements apart. bias (N), or NULL, is added to each row, but
 // not with accumulate. K is at least 1. out must not overlap A or B.
 static void gemm_plain(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
-                              const float *a, size_t lda, const float *b, size_t ldb,
-                              float *out, size_t ldo, const float *bias, bool accumulate) {
+                       const float *a, size_t lda, const float *b, size_t ldb,
+                       float *out, size_t ldo, const float *bias, bool accumulate) {
     for (size_t m = 0; m < M; m++)
         for (size_t n = 0; n < N; n++) {
             float sum = 0.0f;
@@ -99,7 +99,7 @@ typedef struct { const float *base; size_t tile, row, k; } GemmA;
 // Packs rows [0, rows) and kc columns of op(A). Without trans_a copies rows, to KC floats each.
 // With trans_a makes [tile][k][MR], for eight tiles at a time: so whole cache lines of A are read.
 static void gemm_pack_a(bool trans_a, size_t rows, size_t kc, const float *a, size_t lda,
-                               float *pack) {
+                        float *pack) {
     if (!trans_a) {
         for (size_t r = 0; r < rows; r++) memcpy(pack + r * GEMM_KC, a + r * lda, kc * sizeof *a);
         return;
@@ -117,7 +117,7 @@ static void gemm_pack_a(bool trans_a, size_t rows, size_t kc, const float *a, si
 // Packs kc rows and `cols` <= NR columns of op(B) as [k][NR]. Does not write the other columns: a
 // tile computes with them, too, but these results are never stored.
 static void gemm_pack_b(bool trans_b, size_t kc, size_t cols, const float *b, size_t ldb,
-                               float *pack) {
+                        float *pack) {
     if (!trans_b) {
         for (size_t k = 0; k < kc; k++) {
             if (cols == GEMM_NR) memcpy(pack + k * GEMM_NR, b + k * ldb, GEMM_NR * sizeof *b);
@@ -168,8 +168,8 @@ GEMM_TILE(gemm_tile_narrow, GEMM_NV / 2)  // half as many, for attention's heads
 // Computes rows [0, rows) of one panel of the result: packs B once, and then all tiles of A.
 // `fresh`: this is the first block of k, so out begins with the bias or zero.
 static void gemm_panel(size_t rows, size_t cols, size_t kc, GemmA a, bool trans_b,
-                              const float *b, size_t ldb, float *out, size_t ldo,
-                              const float *bias, bool fresh, float *pack) {
+                       const float *b, size_t ldb, float *out, size_t ldo,
+                       const float *bias, bool fresh, float *pack) {
     float first[GEMM_NR] = {0}, edge[GEMM_MR * GEMM_NR];
     const bool narrow = cols <= GEMM_NR / 2;
     if (fresh && bias != NULL) memcpy(first, bias, cols * sizeof *bias);
@@ -200,8 +200,8 @@ static size_t gemm_scratch_floats(void) { return GEMM_KC * GEMM_NR; }
 // Computes gemm_plain() without a bias on the calling thread, for many small products side by side
 // in a parallel region. Does not pack A, which would not pay for one tile of attention.
 static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
-                               const float *a, size_t lda, const float *b, size_t ldb,
-                               float *out, size_t ldo, bool accumulate, float *scratch) {
+                        const float *a, size_t lda, const float *b, size_t ldb,
+                        float *out, size_t ldo, bool accumulate, float *scratch) {
     for (size_t k = 0; k < K; k += GEMM_KC) {
         const size_t kc = min_size(K - k, GEMM_KC);
         const GemmA block = {a + (trans_a ? k * lda : k), GEMM_MR * (trans_a ? 1 : lda),
@@ -216,8 +216,8 @@ static void gemm_serial(bool trans_a, bool trans_b, size_t M, size_t N, size_t K
 // Computes gemm_plain() on all threads. Must not be called in a parallel region, nor by two threads
 // at once: its packing buffers are allocated once and kept (2.3 MiB, and 96 KiB per thread).
 static void gemm(bool trans_a, bool trans_b, size_t M, size_t N, size_t K,
-                        const float *a, size_t lda, const float *b, size_t ldb,
-                        float *out, size_t ldo, const float *bias, bool accumulate) {
+                 const float *a, size_t lda, const float *b, size_t ldb,
+                 float *out, size_t ldo, const float *bias, bool accumulate) {
     const size_t chunk = 8 * GEMM_MR;  // rows that are packed at a time
     static float *pack_a = NULL;  // MC x KC, which all threads share; then KC x NR for each thread
     static size_t pack_threads = 0;
