@@ -83,6 +83,13 @@ sh "$top/scripts/published.sh" >table
 renewed doc/speed.md '^[|] measured by '
 check published_steps_are_predicted_as_the_lesson_says sh -c '[ "$(wc -l <table)" -gt 9 ] &&
     ! grep -v -x -F -f "$1/doc/speed.md" table' - "$top"
+check its_notes_are_there sh -c 'sed -n "s/^| .* | \([0-9]\) |$/\1/p" table | sort -u | while read -r note; do
+    grep -q "^$note\. " "$1/doc/speed.md" || exit 1; done' - "$top"
+spread=$(awk -F ' *[|] *' '/^[|] (llmq|llm[.]c|ml_dataflow) / { x = $8 > 1 ? $8 - 1 : 1 - $8; if (x > most) most = x }
+    END { printf "%.0f", 100 * most }' table)
+for lesson in beside fits; do
+    check "predictions_are_as_near_as_${lesson}_says" grep -q "within $spread %" "$top/doc/$lesson.md"
+done
 # Where the first part of the search has filled the memory otherwise than the best choice needs it.
 tokens_of() {
     "$TRAINER" --plan --model llama3.1-8b --batch 16 --seq 1024 --accum 38 --moments bf16 --master bf16 --host-memory 75G \
