@@ -329,7 +329,7 @@ static int first_state(const GPT2 *g, const Piece *p) {
 // reads, each in whole units of 256 bytes. Activations that backward computes again are in memory
 // that all layers share. A layer's kept activations and the next layer's input are one range:
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
-// If only choice.kept_layers keep the rest, the layers before them have but their x there.
+// If only the last choice.kept_layers keep the rest, each layer before them has only its x there.
 // Once backward has made a layer's gradient, the layer's range is free until the next forward pass,
 // which waits for the layer's update. So the gradient may be stored in the range until the update.
 // With --activations host a layer keeps only its input; two rooms are for the inputs of this layer
@@ -339,7 +339,7 @@ typedef struct {
     size_t first;              // the first layer that keeps the rest
     size_t rooms;              // rooms for x (all, or a few in turn) and the last output
     size_t bytes[LAYER_ACTS];  // of each row of the activation table (model.h)
-    bool kept[LAYER_ACTS];     // belongs the row to the rest?
+    bool kept[LAYER_ACTS];     // is the row part of the rest?
     size_t at[LAYER_ACTS];     // where it then begins, from the end of its layer's x
     size_t shared[LAYER_ACTS]; // where it begins if layers share it, from the end of the last x
     size_t all;                // bytes of all layers
