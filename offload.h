@@ -38,7 +38,7 @@ typedef struct {
                          // first ones in the arena, as backward makes their gradients last and the
                          // update reads them first (but for `early`). -1: auto (0, until settled)
     int recompute;       // what backward computes again: RECOMPUTE_*
-    int kept_layers;     // RECOMPUTE_BLOCK: of these last layers as little as RECOMPUTE_LIGHT
+    int kept_layers;     // RECOMPUTE_BLOCK: so many, before the last one, as RECOMPUTE_LIGHT
     bool inputs_leave;   // RECOMPUTE_BLOCK: the inputs of layers wait for backward on the host
     bool apart;          // if all state is on the GPU: gradients leave the place where backward
                          // made them, and wait in memory of used activations, if they fit

@@ -329,14 +329,15 @@ static int first_state(const GPT2 *g, const Piece *p) {
 // reads, each in whole units of 256 bytes. Activations that backward computes again are in memory
 // that all layers share. A layer's kept activations and the next layer's input are one range:
 //     x of layer 0, [the rest of layer 0, x of layer 1], [the rest of layer 1, x of layer 2], ..
-// If only the last choice.kept_layers keep the rest, each layer before them has only its x there.
+// If only choice.kept_layers layers keep the rest, each other layer has only its x there. They are
+// the ones before the last layer, with which backward begins: its activations are still there.
 // Once backward has made a layer's gradient, the layer's range is free until the next forward pass,
 // which waits for the layer's update. So the gradient may be stored in the range until the update.
 // With --activations host a layer keeps only its input; two rooms are for the inputs of this layer
 // and of the next layer. Post-norm layers recompute their output: a third room is filled meanwhile.
 typedef struct {
     size_t entry, stride;      // bytes of x; bytes of x and the rest
-    size_t first;              // the first layer that keeps the rest
+    size_t first, end;         // the layers from `first` to `end` - 1 keep the rest
     size_t rooms;              // rooms for x (all, or a few in turn) and the last output
     size_t bytes[LAYER_ACTS];  // of each row of the activation table (model.h)
     bool kept[LAYER_ACTS];     // is the row part of the rest?
@@ -347,13 +348,13 @@ typedef struct {
 
 // Returns what backward computes again of layer l.
 static int layer_recompute(const GPT2 *g, size_t l) {
-    const bool kept = l + (size_t)g->choice.kept_layers >= g->config.layers;
-    return kept ? (int)RECOMPUTE_LIGHT : g->choice.recompute;
+    const size_t kept = (size_t)g->choice.kept_layers, L = g->config.layers;
+    return kept > 0 && l + 1 + kept >= L ? (int)RECOMPUTE_LIGHT : g->choice.recompute;
 }
 
 // Returns where the x in a room begins.
 static size_t input_at(const ActsPlace *p, size_t room) {
-    const size_t whole = room > p->first ? room - p->first : 0;  // layers before it that keep all
+    const size_t till = min_size(room, p->end), whole = till > p->first ? till - p->first : 0;
     return (room - whole) * p->entry + whole * p->stride;
 }
 
@@ -365,7 +366,8 @@ static ActsPlace acts_place(const GPT2 *g) {
     const size_t L = g->config.layers, last = (size_t)g->choice.kept_layers;
     size_t shared = 0;
     ActsPlace p;
-    p.first = last > 0 ? L - last : 0;
+    p.first = last > 0 ? L - 1 - last : 0;
+    p.end = last > 0 ? L - 1 : L;
     p.entry = p.stride = round_up(N * g->config.channels * sizeof(floatX), 256);
     for (int k = 0; k < LAYER_ACTS; k++) {
         const size_t size = act[k].f32 ? sizeof(float) : sizeof(floatX);
@@ -375,7 +377,7 @@ static ActsPlace acts_place(const GPT2 *g) {
         p.at[k] = p.stride - p.entry;
         p.shared[k] = shared;
         if (p.kept[k]) p.stride += p.bytes[k];
-        if (!p.kept[k] || p.first > 0) shared += p.bytes[k];
+        if (!p.kept[k] || p.end < L) shared += p.bytes[k];
     }
     p.rooms = g->training ? L + 1 : 1;
     if (g->choice.inputs_leave)
@@ -387,7 +389,7 @@ static ActsPlace acts_place(const GPT2 *g) {
 // Returns the bytes of activations that forward leaves of layer l.
 static size_t layer_bytes(const GPT2 *g, size_t l) {
     const ActsPlace p = acts_place(g);
-    return l >= p.first ? p.stride : p.entry;
+    return l >= p.first && l < p.end ? p.stride : p.entry;
 }
 
 // Returns the room of layer l's input. (Layer L stands for the last layer's output.)
@@ -415,7 +417,7 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     int k = 0;
     #define ACT_POINT(name, ...) \
         a.name = p.bytes[k] == 0 ? NULL : (decltype(a.name))(g->acts + p.entry \
-                     + (p.kept[k] && l >= p.first ? input_at(&p, l) + p.at[k] \
+                     + (p.kept[k] && l >= p.first && l < p.end ? input_at(&p, l) + p.at[k] \
                                                   : input_at(&p, p.rooms - 1) + p.shared[k])); \
         k++;
     LAYER_ACTIVATIONS(ACT_POINT, &g->config)

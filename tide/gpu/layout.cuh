@@ -356,7 +356,7 @@ static void gpt2_print(GPT2 *g, const Run *r, size_t limit, size_t host_limit) {
     if (g->choice.recompute == RECOMPUTE_BLOCK) {
         printf("recomputing activations in backward");
         if (g->choice.kept_layers > 0)
-            printf(", of %zu of %zu layers", L - (size_t)g->choice.kept_layers, L);
+            printf(", of %zu of %zu layers", L - 1 - (size_t)g->choice.kept_layers, L);
         printf("\n");
     }
     if (g->choice.inputs_leave) printf("inputs of layers wait for backward on the host\n");

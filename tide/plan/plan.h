@@ -258,7 +258,7 @@ static double choice_residents(const OffloadMemory *m, OffloadChoice c) {
 // Lets as many layers as fit keep activations, if --recompute is "auto".
 static void choice_keep(const OffloadMemory *m, OffloadChoice *c) {
     if (m->recompute == RECOMPUTE_AUTO && c->recompute == RECOMPUTE_BLOCK)
-        choice_search(m, c, &c->kept_layers, c->kept_layers, m->layers);
+        choice_search(m, c, &c->kept_layers, c->kept_layers, m->layers - 1);
 }
 
 // Uses the GPU memory that *c leaves free. Raises each number that is "auto", in this order:

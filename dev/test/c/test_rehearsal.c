@@ -314,7 +314,7 @@ static void a_choice_is_settled(void) {
         const bool block = fits && c.recompute == RECOMPUTE_BLOCK;
         CHECK(block || c.kept_layers == 0, "case %zu: %d layers keep", i, c.kept_layers);
         c.kept_layers++;  // as many as fit
-        CHECK(!block || c.kept_layers > 40 || !choice_fits(&m, &c), "case %zu: %d layers keep", i,
+        CHECK(!block || c.kept_layers > 39 || !choice_fits(&m, &c), "case %zu: %d layers keep", i,
               c.kept_layers - 1);
         c.slots = 4;  // what is said is kept
         c.grad_rooms = 6;

@@ -324,7 +324,7 @@ static void config_place(GPT2 *g, const Config *c) {
     p->grad_rooms = c->places;
     p->kept_grads = KEEP_ALL;
     p->inputs_leave = o->activations == ACTIVATIONS_HOST;
-    p->kept_layers = (int)min_size((size_t)c->keeps, g->config.layers);
+    p->kept_layers = (int)min_size((size_t)c->keeps, g->config.layers - 1);
     if (is_zen(c)) return;
     p->resident = o->resident;
     p->stride = o->stride;

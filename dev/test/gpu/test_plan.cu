@@ -207,11 +207,11 @@ static void layers_keep_what_fits(void) {
     const double all = trainer_predict(t, &r, &c, LIGHT).step;
     double none = 0;
     size_t bytes = 0;
-    for (int k = 0; k <= 48; k++) {
+    for (int k = 0; k <= 47; k++) {
         c.kept_layers = k;
         const double step = trainer_predict(t, &r, &c, AGAIN).step;
         if (k == 0) none = step;
-        ABOUT(step - all, (48 - (k > 0 ? k : 1)) / 47.0 * (none - all), 1e-6);
+        ABOUT(step - all, (47 - k) / 47.0 * (none - all), 1e-6);
         if (k == 24) bytes = gpt2_bytes(t->g, false);
     }
     CHECK(none > 1.1 * all, "%g, %g", none, all);
