@@ -418,7 +418,7 @@ static LayerActs layer_acts(const GPT2 *g, size_t l) {
     #define ACT_POINT(name, ...) \
         a.name = p.bytes[k] == 0 ? NULL : (decltype(a.name))(g->acts + p.entry \
                      + (p.kept[k] && l >= p.first && l < p.end ? input_at(&p, l) + p.at[k] \
-                                                  : input_at(&p, p.rooms - 1) + p.shared[k])); \
+                        : input_at(&p, p.rooms - 1) + p.shared[k])); \
         k++;
     LAYER_ACTIVATIONS(ACT_POINT, &g->config)
     #undef ACT_POINT
