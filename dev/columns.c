@@ -62,37 +62,61 @@ static SafeTensor *find(const SafeTensors *st, const char *path, const char *nam
     return x;
 }
 
+static bool has(const SafeTensors *st, const char *name) {
+    char full[128];
+    snprintf(full, sizeof full, "grad.%s", name);
+    return safetensors_find(st, full) != NULL;
+}
+
 static const SafeTensor *find_matrix(const SafeTensors *st, const char *path, const char *name) {
     const SafeTensor *x = find(st, path, name);
     if (x->rank != 2) die("%s: %s is no matrix", path, x->name);
     return x;
 }
 
-// The model that a dump is of; how many heads it has cannot be seen and does not matter.
+// Returns the configuration of a dump's model. A dump does not have the number of heads, on which no
+// matrix depends but by its rows: GPT-2 and OPT get one head, the others one head of keys.
 static GPT2Config config_of(const SafeTensors *st, const char *path) {
+    static const char *const names[3][3] = {  // the embeddings' tensors, and the MLP's first matrix
+        {"transformer.wte.weight", "transformer.wpe.weight", "transformer.h.%zu.mlp.c_fc.weight"},
+        {"model.decoder.embed_tokens.weight", "model.decoder.embed_positions.weight",
+         "model.decoder.layers.%zu.fc1.weight"},
+        {"model.embed_tokens.weight", NULL, "model.layers.%zu.mlp.up_proj.weight"}};
     GPT2Config c;
     Error err;
-    char name[128];
-    memset(&c, 0, sizeof c);
-    const bool opt = safetensors_find(st, "grad.model.decoder.embed_tokens.weight") != NULL;
-    if (!opt && safetensors_find(st, "grad.transformer.wte.weight") == NULL)
-        die("%s: it has no gradients; train_gpt2 --dump FILE writes them", path);
-    const SafeTensor *wte = find_matrix(st, path, opt ? "model.decoder.embed_tokens.weight"
-                                                      : "transformer.wte.weight");
-    const SafeTensor *wpe = find_matrix(st, path, opt ? "model.decoder.embed_positions.weight"
-                                                      : "transformer.wpe.weight");
-    const SafeTensor *fc = find_matrix(st, path, opt ? "model.decoder.layers.0.fc1.weight"
-                                                     : "transformer.h.0.mlp.c_fc.weight");
-    c.family = opt ? FAMILY_OPT : FAMILY_GPT2;
-    c.tied = safetensors_find(st, "grad.lm_head.weight") == NULL;
-    c.heads = 1;
+    char name[100];
+    int of = 0;
+    while (of < 3 && !has(st, names[of][0])) of++;
+    if (of == 3) die("%s: it has no gradients; train_gpt2 --dump FILE writes them", path);
+    const bool opt = of == 1, llama = of == 2;
+    config_family(&c, opt ? FAMILY_OPT : !llama ? FAMILY_GPT2
+                      : has(st, "model.layers.0.self_attn.q_norm.weight") ? FAMILY_QWEN3
+                      : FAMILY_LLAMA);
+    const SafeTensor *wte = find_matrix(st, path, names[of][0]);
+    snprintf(name, sizeof name, names[of][2], (size_t)0);
+    const SafeTensor *fc = find_matrix(st, path, name);
+    c.tied = !has(st, "lm_head.weight");
+    c.heads = c.context = 1;
     c.vocab = wte->shape[0];
-    c.channels = wte->shape[1];
-    c.context = wpe->shape[0] - (opt ? 2 : 0);
-    c.ffn = fc->shape[opt ? 0 : 1];
-    do snprintf(name, sizeof name, opt ? "grad.model.decoder.layers.%zu.fc1.weight"
-                                       : "grad.transformer.h.%zu.mlp.c_fc.weight", ++c.layers);
-    while (safetensors_find(st, name) != NULL);
+    c.channels = fc->shape[of == 0 ? 0 : 1];
+    c.ffn = fc->shape[of == 0 ? 1 : 0];
+    if (wte->shape[1] < c.channels) c.embed = wte->shape[1];
+    if (!llama) c.context = find_matrix(st, path, names[of][1])->shape[0] - (opt ? 2 : 0);
+    else {
+        const size_t q = find_matrix(st, path, "model.layers.0.self_attn.q_proj.weight")->shape[0];
+        const size_t k = find_matrix(st, path, "model.layers.0.self_attn.k_proj.weight")->shape[0];
+        c.head_size = c.qk_norm ? find(st, path, "model.layers.0.self_attn.q_norm.weight")->shape[0]
+                                : k;
+        if (c.head_size == 0 || k % c.head_size != 0 || q % k != 0)
+            die("%s: the widths of q and k (%zu, %zu) are of no model", path, q, k);
+        c.heads = q / c.head_size;
+        c.kv_heads = k / c.head_size;
+        c.unbiased = (has(st, "model.layers.0.self_attn.q_proj.bias") ? 0 : BIAS_QKV)
+                   | (has(st, "model.layers.0.self_attn.o_proj.bias") ? 0 : BIAS_ATTPROJ)
+                   | (has(st, "model.layers.0.mlp.up_proj.bias") ? 0 : BIAS_MLP);
+    }
+    do snprintf(name, sizeof name, names[of][2], ++c.layers);
+    while (has(st, name));
     if (!gpt2_finish(&c, &err)) die("%s: %s", path, err.text);
     return c;
 }

@@ -387,6 +387,9 @@ check answers_of_a_small_model env -u DATA OUT=answers TRAINER= READ=20 STEPS=3 
 cp check.out said
 check answers_of_all_three sh -c '[ "$(grep -c "^[a-zA-Z]*  *3 answers: " said)" = 3 ] &&
     [ -s answers/val.jsonl ] && [ -d answers/MeZO ]'
+check columns_of_a_model env OUT=columns MODEL=answers/read SIZE="--batch 2 --seq 8" \
+    sh "$top/scripts/zenflow_columns.sh" answers/val.jsonl
+check columns_are_drawn test -s columns/val.jsonl.svg -a ! -e columns/model
 
 # Several GPUs: of one node; and started by stand-ins for other launchers, who say what those say to
 # the two that they start, and write down what they were asked for.

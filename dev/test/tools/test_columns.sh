@@ -83,6 +83,22 @@ put opt $d.embed_positions.weight $((16 * 13 + 3)) $one
 reads opt_qkv opt.out 'h.0.attn.qkv.w (48, 16) 66.7 50.0 75.0 50.0 100.0'
 reads opt_positions opt.out 'wpe (12, 16) 33.3 100.0 100.0 50.0 50.0'
 
+# LLaMA: q, k and v are parts of our qkv, whose heads differ in number; gate and up are parts of our fc.
+blank "$fixtures/llama-gqa/dump.safetensors" llama
+d=model.layers.0
+put llama $d.self_attn.q_proj.weight $((18 * 2 + 5)) $one    # row 2
+put llama $d.self_attn.k_proj.weight $((18 * 2 + 5)) $one    # row 62
+put llama $d.self_attn.v_proj.weight $((18 * 2 + 6)) $one    # row 82
+put llama $d.mlp.gate_proj.weight $((18 + 3)) $one           # row 1
+put llama $d.mlp.up_proj.weight $((18 + 3)) $two             # row 30
+"$columns" llama >llama.out
+reads llama_qkv llama.out 'h.0.attn.qkv.w (100, 18) 37.5 66.7 100.0 33.3 100.0'
+reads llama_fc llama.out 'h.0.mlp.fc.w (58, 18) 62.5 100.0 100.0 80.0 100.0'
+for family in llama-biased mistral qwen2 qwen3 smollm3 opt-350m; do
+    "$columns" "$fixtures/$family/dump.safetensors" >"$family.out" 2>&1
+    check "reads_$family" grep -q '^all matrices' "$family.out"
+done
+
 # A head of its own.
 untied=$fixtures/gpt2-untied/dump.safetensors
 "$columns" "$untied" >untied.out
