@@ -382,9 +382,7 @@ static void crossentropy(float *losses, float *logits, const int32_t *targets, f
             continue;
         }
         const float max = max_f32(z, V), target = z[targets[n]];
-        float sum = 0;
-        #pragma omp simd reduction(+ : sum)
-        for (size_t v = 0; v < V; v++) sum += z[v] = exp_f32(z[v] - max);
+        const float sum = exp_sum_f32(z, V, max, 1);
         losses[n] = logf(sum) + max - target;
         if (grad_scale == 0) continue;
         const float scale = grad_scale / sum;

@@ -92,6 +92,21 @@ static inline float max_f32(const float *x, size_t n) {
     return bits_float((uint32_t)float_order(max));
 }
 
+// Replaces each x of n numbers by exp((x - max) scale), and returns the sum of the results. Adds up
+// 512 of them in fp32, and these sums in double: in a single sum over a large vocabulary, the
+// largest number would absorb many small ones.
+VECTORISED float exp_sum_f32(float *x, size_t n, float max, float scale) {
+    double total = 0;
+    for (size_t first = 0, last; first < n; first = last) {
+        float sum = 0;
+        last = first + 512 < n ? first + 512 : n;
+        #pragma omp simd reduction(+ : sum)
+        for (size_t i = first; i < last; i++) sum += x[i] = exp_f32((x[i] - max) * scale);
+        total += sum;
+    }
+    return (float)total;
+}
+
 // Normalises n numbers: out = (x - mean) r w + b. Returns r = 1 / sqrt(variance + eps). With mean
 // NULL computes the RMS norm, in which mean and b are 0; b is NULL, too.
 VECTORISED float normalise(float *out, float *mean, const float *x, const float *w, const float *b,

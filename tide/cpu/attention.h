@@ -46,10 +46,7 @@ static void attention_forward(float *out,        // (B, T, NH HS)
             const size_t from = begin == NULL ? 0 : (size_t)begin[r] - low;
             float *s = p + r * keys + from;
             const size_t visible = first + r + 1 - low - from;
-            const float max = max_f32(s, visible);
-            float sum = 0;
-            #pragma omp simd reduction(+ : sum)
-            for (size_t u = 0; u < visible; u++) sum += s[u] = exp_f32((s[u] - max) * scale);
+            const float max = max_f32(s, visible), sum = exp_sum_f32(s, visible, max, scale);
             const float inverse = 1.0f / sum;
             for (size_t u = 0; u < visible; u++) s[u] *= inverse;
             for (size_t u = visible; u < keys - from; u++) s[u] = 0;

@@ -66,9 +66,24 @@ static void test_max(void) {
     CHECK(max_f32(x, 0) == -INFINITY, "of none");
 }
 
+// A sum over a vocabulary of 49,152 keeps numbers that are each too small to change 1 in fp32.
+static void test_exp_sum(void) {
+    enum { N = 49152 };
+    static float x[N];
+    for (int at = 0; at < N; at += N / 7) {
+        double want = 0;
+        for (int i = 0; i < N; i++) x[i] = i == at ? 3 : -5.75f;
+        for (int i = 0; i < N; i++) want += exp(2 * ((double)x[i] - 3));
+        const float sum = exp_sum_f32(x, N, 3, 2);
+        CHECK(test_within(fabs(sum / want - 1), 2e-5), "%.9g, not %.9g", (double)sum, want);
+        CHECK(x[at] == 1 && x[(at + 1) % N] == exp_f32(-17.5f), "the numbers");
+    }
+}
+
 int main(void) {
     RUN(test_all_floats);
     RUN(test_special_numbers);
     RUN(test_max);
+    RUN(test_exp_sum);
     return test_summary();
 }
