@@ -8,6 +8,7 @@
 #        FILE=my.jsonl [MODEL=DIR|OWNER/NAME] scripts/finetune.sh [OPTION...]      your examples, and a model
 #        in a folder or of the hub, which is fetched (default GPT-2 124M); in out/finetune/tuned.
 #        --plan: what fits, and how fast it is predicted to be; trains nothing; MODEL may be the name of a shape.
+#        ROWS=N: the first N rows, as the model gets them; trains nothing.
 #        [TRAINER=./train_gpt2cu] [OUT=DIR]; --resume goes on with a run that was stopped.
 #        LAUNCH="sh scripts/launch.sh 4": on so many GPUs, the options as they are given; a relative path in it
 #        is seen from your folder, so this one works from the top. --plan is of one GPU, or of --world N.
@@ -185,6 +186,12 @@ if [ -n "$file" ]; then
         fi
     else
         set -- --model "$model" --data "$file" $batch --seq "$seq" $steps --lr 3e-5 --eval-every 50 -- "$@"
+    fi
+    if [ -n "${ROWS-}" ]; then  # build/rows lacks the options of a GPU build: then those that decide what a row has
+        make -C "${top:-.}" build/rows >/dev/null
+        "${top}build/rows" "$ROWS" --out "$tuned" "$@" 2>/dev/null ||
+            "${top}build/rows" "$ROWS" --model "$model" --data "$file" --seq "$seq" --steps 1 --batch 1
+        exit
     fi
     fits='' micro=''
     case ${trainer##*/}${LAUNCH:+ } in train_gpt2 | *' '*) ;; *)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Goes from the name of a model to a conversation with it, in five steps: 1. does it fit, 2. fetch it, 3. look at the
-# data, 4. fine-tune, 5. talk. Prints the time and disk of each. Uses finetune.sh (1, 4), dev/data/model.sh (2),
-# build/rows (3) and the trainer (5).
+# data, 4. fine-tune, 5. talk. Prints the time and disk of each. Uses finetune.sh (1, 3, 4), dev/data/model.sh (2) and
+# the trainer (5).
 # usage: FILE=my.jsonl [MODEL=OWNER/NAME|DIR] scripts/journey.sh [OPTION...]
 #        FILE has your conversations or examples (doc/finetuning.md). MODEL is of the hub, or a folder; default GPT-2
 #        124M. OPTION..., OUT and TRAINER are finetune.sh's; what is tuned is in OUT/tuned (out/finetune/tuned).
@@ -40,8 +40,7 @@ if [ ! -e "$model" ]; then
 fi
 noted fetch "$MODEL"
 echo "--- 3. the data, as the model gets it"
-make -s -C "$top" build/rows
-"$top/build/rows" 2 --model "$MODEL" --data "$FILE" --batch 1 || echo "(this is for your eyes; training reads it again)"
+ROWS=2 sh "$top/scripts/finetune.sh" "$@"
 noted data "$FILE"
 echo "--- 4. fine-tuning"
 sh "$top/scripts/finetune.sh" "$@"

@@ -90,6 +90,7 @@ done <shown
 printf 'Hi\nBye\n' | MODEL=out/hub FILE=my.jsonl TRAINER=./train_gpt2 OUT=out/journey scripts/journey.sh --steps 2 --seq 32 \
     >journey.out 2>&1
 check a_journey_shows_what_is_trained grep -q '>>Hello[.]<|eot_id|><<' journey.out
+check a_journey_shows_the_rows_of_its_training test "$(grep '^data: ' journey.out | sort | uniq -d | wc -l)" -ge 2
 check a_journey_tunes_and_answers test "$(sed -n '/^--- 5/,/^step/p' journey.out | wc -l)" -ge 5 -a -s out/journey/tuned/model.safetensors
 HF_ENDPOINT=http://127.0.0.1:9 MODEL=Owner/Name FILE=my.jsonl OUT=out/none scripts/journey.sh >journey.out 2>&1
 check a_journey_fetches_a_model_by_its_name test $? -ne 0 -a "$(grep -c 'cannot reach http://127.0.0.1:9' journey.out)" = 1
