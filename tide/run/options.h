@@ -466,7 +466,7 @@ static void options_check(const Options *o) {
         {o->scores != NULL && (steps || o->prompt != NULL || o->chat),
          "--scores is of an evaluation: --steps 0, without --prompt and --chat"},
         {o->chat && (steps || o->epochs > 0 || o->dump != NULL),
-         "--chat is a conversation with a trained model: it needs --steps 0, and --model DIR"},
+         "--chat needs --model DIR, and no training: leave out --data, --val, --out and --steps"},
         {runs && o->data == NULL && (steps || o->dump != NULL),
          "--data is missing: name a text or .bin file: --data my.txt"},
         {runs && !reads && o->prompt == NULL && !o->chat && !option_given(o, "out"),
