@@ -149,7 +149,7 @@ static void run_open_model(Run *r) {
             die("--model %s: no such file; sh dev/data/model.sh %s fetches what the hub has under "
                 "that name", o->model, o->model);
         die("--model %s: no such preset (nano, gpt2, d12, opt-125m, llama3.2-1b; see --help all), "
-            "and no such file", o->model);
+            "and no such file; sh dev/data/model.sh OWNER/NAME fetches one of the hub", o->model);
     }
     r->T = o->seq > 0 ? o->seq : min_size(c->context, 2048);
     if (r->T > c->context)
@@ -330,6 +330,8 @@ static void run_describe(const Run *r) {
     if (fresh) printf("new, random weights\n");
     else if (!o->resume) printf("weights from %s\n", r->saved_model);
     else printf("weights of step %zu from %s\n", r->state.step, r->resume_from);
+    if (r->saved_model != NULL && r->training && !mezo && o->dump == NULL && !option_given(o, "lr"))
+        printf("note: --lr %g is for new weights; for trained ones take a tenth or less\n", o->lr);
     if (o->seq == 0 && r->batches && r->T < c->context)
         printf("data: without --seq, rows have %zu tokens; the model's context is %zu\n", r->T,
                c->context);
