@@ -162,7 +162,7 @@ static void pieces_add(Pieces *list, const GPT2Table *t, const ShardMap *map,
             const Shard *s = &map->shards[i];
             const size_t from = s->at > p->at ? s->at : p->at, to = min_size(s->at + s->length, at);
             if (from >= to) continue;  // the piece has only the gap after shard s
-            const AdamRun run = {from - p->at, to - from, s->decay,
+            const AdamRun run = {from - p->at, to - from, t->tensors[s->tensor].rank == 2,
                                  t->tensors[s->tensor].offset + s->offset + (from - s->at)};
             list->runs[list->run_count++] = run;
             list->blocks += norm_blocks(to - from);

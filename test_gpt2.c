@@ -207,7 +207,7 @@ static void test_reference_training(void) {
               ours.count);
         safetensors_close(&ours);
         safetensors_close(&reference);
-        json_free(j);
+        free(j);
         gpt2_free(&g);
     }
 }

@@ -782,7 +782,7 @@ static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool
 static size_t gpt2_open(GPT2 *g, Run *r) {
     const Options *o = &r->o;
     memset(g, 0, sizeof *g);
-    g->config = r->config;
+    g->config = r->state.config;
     g->table = r->table;
     g->zeroth = o->optimizer == OPTIMIZER_MEZO;
     g->training = r->training && !g->zeroth;
@@ -792,7 +792,7 @@ static size_t gpt2_open(GPT2 *g, Run *r) {
     g->moments_bf16 = o->moments == MOMENTS_BF16 && !g->zenflow;  // ZenFlow's reference has floats
     g->packed = r->packed;
     g->max_B = r->batches ? r->B : 1;
-    g->max_T = r->batches ? r->T : min_size(config_window(&r->config), 64);
+    g->max_T = r->batches ? r->T : min_size(config_window(&r->state.config), 64);
     const size_t planned = gpt2_allocate(g, memory_held(false), r->only_sampling);
 
     g->parts[0] = g->zeroth ? g->theta : g->zenflow ? g->master : g->params;

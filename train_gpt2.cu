@@ -802,7 +802,7 @@ static void save(GPT2 *g, Run *r) {
 // Plans the memory of the run that run_open() has opened. Returns the bytes of GPU memory.
 static size_t gpt2_open(GPT2 *g, Run *r) {
     const Options *o = &r->o;
-    g->config = r->config;
+    g->config = r->state.config;
     g->table = r->table;
     g->no_overlap = o->no_overlap;
     g->host_threads = (int)o->threads;

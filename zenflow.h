@@ -119,8 +119,8 @@ static ZenMap zen_map(const GPT2Table *t, size_t layers, double topk, size_t who
             || (whole > 0 && (size_t)(ten->layer + 1) > layers - whole);
         const size_t chosen = is_whole ? ten->cols : zen_quota(topk, ten->cols);
         map.tensor[i] = (ZenTensor){
-            .rows = ten->rows_padded, .cols = ten->cols, .at = ten->offset, .chosen = chosen,
-            .chosen_index = ten->offset + ten->rows_padded * (ten->cols - chosen),
+            .rows = ten->size / ten->cols, .cols = ten->cols, .at = ten->offset, .chosen = chosen,
+            .chosen_index = ten->offset + ten->size / ten->cols * (ten->cols - chosen),
             .rest_index = ten->offset, .decay = ten->rank == 2};
         if (s->count++ == 0) s->first = i;
     }

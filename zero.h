@@ -48,9 +48,8 @@ static inline size_t zero_begin(const GPT2Table *t, int s, size_t world, size_t 
     const size_t target = at + n / world * rank + n % world * rank / world;
     const GPT2Tensor *ten = &t->tensors[gpt2_tensor_at(t, target)];
     const size_t row = ten->rank < 2 ? 0 : (target - ten->offset) / ten->cols;
-    const size_t begin = row < ten->rows_padded ? row * ten->cols
-                                                : round_up(ten->size, ALIGN_ELEMENTS);
-    return ten->offset + begin - at;
+    const size_t begin = row * ten->cols;
+    return ten->offset + (begin < ten->size ? begin : round_up(ten->size, ALIGN_ELEMENTS)) - at;
 }
 
 // Lists the ranges that a rank owns. A segment's shard never begins in a gap between tensors,
@@ -69,8 +68,7 @@ static inline ShardMap zero_shards(const GPT2Table *t, size_t world, size_t rank
         const size_t from = ten->offset > begin ? ten->offset : begin;
         const size_t to = min_size(ten->offset + ten->size, end);
         if (from >= to) continue;
-        const Shard own = {.tensor = i, .offset = from - ten->offset, .length = to - from,
-                           .at = map.elements + (from - begin), .decay = ten->rank == 2};
+        const Shard own = {i, from - ten->offset, to - from, map.elements + (from - begin)};
         map.shards[map.count++] = own;
     }
     map.elements += end - begin;

@@ -89,9 +89,11 @@ static GPT2Config config_of(const SafeTensors *st, const char *path) {
     while (of < 3 && !has(st, names[of][0])) of++;
     if (of == 3) die("%s: it has no gradients; train_gpt2 --dump FILE writes them", path);
     const bool opt = of == 1, llama = of == 2;
-    config_family(&c, opt ? FAMILY_OPT : !llama ? FAMILY_GPT2
-                      : has(st, "model.layers.0.self_attn.q_norm.weight") ? FAMILY_QWEN3
-                      : FAMILY_LLAMA);
+    memset(&c, 0, sizeof c);
+    c.family = opt ? FAMILY_OPT : !llama ? FAMILY_GPT2
+             : has(st, "model.layers.0.self_attn.q_norm.weight") ? FAMILY_QWEN3 : FAMILY_LLAMA;
+    config_family(&c);
+    c.rope.theta = llama ? 1e4 : 0;  // whichever: then there is no table of positions
     const SafeTensor *wte = find_matrix(st, path, names[of][0]);
     snprintf(name, sizeof name, names[of][2], (size_t)0);
     const SafeTensor *fc = find_matrix(st, path, name);
@@ -334,6 +336,6 @@ int main(int argc, char **argv) {
         for (int side = 0; side < 2; side++) { free(m->now[side]); free(m->squares[side]); }
     }
     free(s.matrices);
-    gpt2_table_free(&s.table);
+    free(s.table.tensors);
     return 0;
 }

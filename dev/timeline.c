@@ -507,6 +507,6 @@ int main(int argc, char **argv) {
     tool_close(f, out);
     free(p.spans);
     free(p.samples);
-    json_free(root);
+    free(root);
     return 0;
 }

@@ -123,10 +123,10 @@ template <typename X> static void bench_shape(const Shape *s) {
           encoder_backward(dwte, (decltype(wpe))NULL, wpe, x, tokens, order, TokenOrder{}, B, T,
                            C, stream));
     BENCH("layernorm_forward", 0, 2 * N * C * E,
-          layernorm_forward(x2, mean, rstd, x, bias, b, N, C, LAYERNORM_EPS, stream));
+          layernorm_forward(x2, mean, rstd, x, bias, b, N, C, 1e-5f, stream));
     BENCH("residual_layernorm_forward", 0, 4 * N * C * E,
           residual_layernorm_forward(x3, x2, mean, rstd, x, x, bias, b, N, C,
-                                     LAYERNORM_EPS, stream));
+                                     1e-5f, stream));
     BENCH("layernorm_backward", 0, 4 * N * C * E,
           layernorm_backward(x2, dbias, db, dsum, scratch, x3, x, bias, mean, rstd, N, C, stream));
     bench_linear("qkv", qkv, x, w, b, dw, N, C, Q);

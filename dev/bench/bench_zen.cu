@@ -107,7 +107,7 @@ static void bench_layer(const char *name, size_t channels, double topk) {
     free(scores);
     free(swaps);
     zen_map_free(&map);
-    gpt2_table_free(&t);
+    free(t.tensors);
 }
 
 int main(int argc, char **argv) {

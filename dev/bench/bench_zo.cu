@@ -149,13 +149,13 @@ static GPT2Config bench_config(const char *name) {
 // The tokens of a pass: B sequences of the model's length.
 static void bench_batch(const GPT2Config *c, size_t B) {
     Run *r = &bench.run;
-    r->config = *c;
+    r->state.config = *c;
     r->B = B;
     r->T = c->context;
     r->o.accum = 1;
     r->step_tokens = B * r->T;
     r->o.steps = SIZE_MAX;
-    r->train = loader_make(&bench.data, 0, bench.data.tokens, r->T, 1, true);
+    r->train = loader_make(&bench.data, 0, bench.data.tokens, r->T, 1, true, NULL);
 }
 
 static GPT2 *bench_model(const GPT2Config *c, size_t B) {
@@ -183,7 +183,7 @@ static GPT2 *zo_model(const char *name, const GPT2Config *c, size_t B, bool stre
         printf("%s %s, %s: left out, needs %.1f GiB on the GPU and %.1f on the host; %.1f and %.1f "
                "are there\n", name, type_name, where, mib(planned) / 1024, mib(host) / 1024,
                mib(there) / 1024, mib(memory_available()) / 1024);
-        gpt2_table_free(&g->table);
+        free(g->table.tensors);
         free(z);
         free(g);
         return NULL;

@@ -97,7 +97,7 @@ int main(int argc, char **argv) {
                 putchar('\t');
                 print_string(a, true);
             }
-    json_free(array != NULL ? array : root);
+    free(array != NULL ? array : root);
     free(text);
     tool_close(stdout, NULL);
     return 0;

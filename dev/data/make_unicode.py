@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import normalizers, pre_tokenizers
 
 UNICODE = "16.0.0"  # what tokenizers 0.23 was built with; the check below needs the same version
-OTHER, LETTER, NUMBER, SPACE, UPPER, LOWER, MARK = range(7)
+OTHER, LETTER, NUMBER, SPACE, UPPER, LOWER, MARK, NUMERIC = range(8)
 
 HEAD = '''\
 // unicode.h: letters, numbers, white space, cases and marks as split expressions mean them: \\p{L},
@@ -26,9 +26,10 @@ HEAD = '''\
 #define TIDE_UNICODE_H
 #include "../base/util.h"
 
-// Classes; and kinds of letters (Lu and Lt; Ll) and of OTHER (M), which only unicode_ranges has.
+// Classes; and kinds of letters (Lu and Lt; Ll) and of OTHER (M; what only the pre-tokenizer Digits
+// takes for a number), which only unicode_ranges has.
 enum { UNICODE_OTHER, UNICODE_LETTER, UNICODE_NUMBER, UNICODE_SPACE,
-       UNICODE_UPPER, UNICODE_LOWER, UNICODE_MARK };
+       UNICODE_UPPER, UNICODE_LOWER, UNICODE_MARK, UNICODE_NUMERIC };
 
 // Where this changes, ascending: the first code point of a range * 8 + the number of the range.
 static const uint32_t unicode_ranges[%(count)d] = {
@@ -36,9 +37,6 @@ static const uint32_t unicode_ranges[%(count)d] = {
 
 TAIL = '''\
 };
-
-// Numeric code points of the pre-tokenizer Digits that are none here: first, last, first, last ..
-static const uint32_t unicode_digits[%(digits)d] = {%(digit_ranges)s};
 
 #endif
 '''
@@ -73,11 +71,6 @@ NFC_COMPOSING = '''\
 // Code points that change alone, compose with the one before them, or have a combining class: the
 // first of a range, and the last.
 static const uint32_t unicode_composing[%(composing)d] = {
-'''
-NFC_TAIL = '''\
-};
-
-#endif
 '''
 
 split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True).pre_tokenize_str
@@ -149,18 +142,19 @@ def write_classes():
     numeric = {p for p in points() if len(digits("a" + chr(p) + "a")) == 3}
     if not {p for p in points() if classes[p] == NUMBER} <= numeric:
         sys.exit("a number that is not numeric")
-    more = ranges(p for p in numeric if classes[p] != NUMBER)
-    for kind, expression, of in ((UPPER, r"[\p{Lu}\p{Lt}]", LETTER), (LOWER, r"\p{Ll}", LETTER),
-                                 (MARK, r"\p{M}", OTHER)):
-        for p in members(expression) - set(range(0xE0100, 0xE01F0)):  # word_bits() has these marks
+    more = {p for p in numeric if classes[p] != NUMBER}
+    for kind, code_points, of in ((UPPER, members(r"[\p{Lu}\p{Lt}]"), LETTER),
+                                  (LOWER, members(r"\p{Ll}"), LETTER),
+                                  (MARK, members(r"\p{M}"), OTHER), (NUMERIC, more, OTHER)):
+        for p in code_points - set(range(0xE0100, 0xE01F0)):  # word_bits() has these marks
             if classes[p] != of:
-                sys.exit(f"U+{p:04X}: class {classes[p]}, but it is in {expression}")
+                sys.exit(f"U+{p:04X}: class {classes[p]}, and kind {kind}")
             classes[p] = kind
     starts = [p for p in range(0x110000) if p == 0 or classes[p] != classes[p - 1]]
     sys.stdout.write(HEAD % {"unicode": UNICODE, "version": tokenizers.__version__,
                              "count": len(starts)})
     write_items(f"{p * 8 + classes[p]:#x}," for p in starts)
-    sys.stdout.write(TAIL % {"digits": len(more), "digit_ranges": ", ".join(map(hex, more))})
+    sys.stdout.write(TAIL)
 
 
 def write_nfc():
@@ -223,7 +217,7 @@ def write_nfc():
     write_items(f"{mark:#x}," for mark in marks)
     sys.stdout.write(NFC_COMPOSING % {"composing": len(ranges(composing))})
     write_items(f"{end:#x}," for end in ranges(composing))
-    sys.stdout.write(NFC_TAIL)
+    sys.stdout.write(TAIL)
 
 
 if sys.argv[1:] == ["nfc"]:

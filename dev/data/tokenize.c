@@ -217,7 +217,7 @@ static void tokenize_jsonl(const char *path, double share, const char *field, Ou
         const Json *text = json_get(root, field);
         if (text == NULL || text->type != JSON_STRING)
             die("%s: no \"%s\" that is a string (see --field)", where, field);
-        if (text->length == 0) { json_free(root); continue; }
+        if (text->length == 0) { free(root); continue; }
         // document i of 0, 1, 2 .. is held out if a whole number lies in (i share, (i+1) share]
         const double i = (double)(train->documents + val->documents);
         const bool held_out = (uint64_t)(i * share) < (uint64_t)((i + 1) * share);
@@ -227,7 +227,7 @@ static void tokenize_jsonl(const char *path, double share, const char *field, Ou
             const uint32_t newline = '\n';
             output_tokens(o, &newline, 1);
         }
-        json_free(root);
+        free(root);
     }
     if (ferror(f)) die("cannot read %s: %s", path, strerror(errno));
     fclose(f);

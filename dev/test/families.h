@@ -9,8 +9,8 @@ static GPT2Config config_of(int family, int tied) {
         {5e5, ROPE_LLAMA3, 8, 1, 4, 7}, {1e4, ROPE_NONE, 0, 0, 0, 0},
         {123.4567, ROPE_LINEAR, 2.5, 0, 0, 0}, {1e6, ROPE_NONE, 0, 0, 0, 0},
         {5e6, ROPE_NONE, 0, 0, 0, 0}};
-    GPT2Config c;
-    config_family(&c, family);
+    GPT2Config c = {.family = family};
+    config_family(&c);
     c.layers = 2; c.heads = 4; c.channels = 20; c.ffn = 37; c.context = 9; c.vocab = 131;
     c.tied = tied;
     if (family >= FAMILY_LLAMA) {

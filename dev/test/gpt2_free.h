@@ -9,7 +9,7 @@ static void gpt2_free(GPT2 *g) {
     const int n = gpt2_buffers(g, list);
     for (int i = 0; i < n; i++) free(buffer_get(&list[i]));
     zen_reference_free(&g->zen);
-    gpt2_table_free(&g->table);
+    free(g->table.tensors);
 }
 
 #endif

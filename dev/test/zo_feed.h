@@ -22,7 +22,7 @@ typedef struct {
 static void feed_fill(Feed *f, const GPT2Config *c, size_t B, size_t T, size_t below, bool task) {
     Run *r = &f->r;
     memset(f, 0, sizeof *f);
-    r->config = *c;
+    r->state.config = *c;
     r->B = B;
     r->T = T;
     r->world = 1;
@@ -34,7 +34,7 @@ static void feed_fill(Feed *f, const GPT2Config *c, size_t B, size_t T, size_t b
     f->segment.width = 2;
     f->data.count = 1;
     f->data.segments = &f->segment;
-    r->train = loader_make(&f->data, 0, FEED_TOKENS, T, 3, false);
+    r->train = loader_make(&f->data, 0, FEED_TOKENS, T, 3, false, NULL);
     r->task = r->asks = r->words = task;
     if (!task) return;
     for (size_t i = 0; i < FEED_PROMPTS; i++) {

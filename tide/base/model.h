@@ -31,7 +31,6 @@ enum { WEIGHTS_GPU, WEIGHTS_HOST, WEIGHTS_AUTO };
 enum { ACTIVATIONS_GPU, ACTIVATIONS_HOST };
 enum { TASK_LABELS = 16 };  // most words of --labels
 
-#define LAYERNORM_EPS 1e-5f
 #define ALIGN_ELEMENTS 128  // the offsets of tensors, and Vp, are multiples of this
 
 enum { BIAS_QKV = 1, BIAS_ATTPROJ = 2, BIAS_MLP = 4 };
@@ -109,7 +108,7 @@ static size_t cache_row(const GPT2Config *c) { return 2 * config_kv(c) * config_
 
 static bool config_biased(const GPT2Config *c, int product) { return !(c->unbiased & product); }
 static float config_eps(const GPT2Config *c) {
-    return c->norm_eps > 0 ? (float)c->norm_eps : LAYERNORM_EPS;
+    return c->norm_eps > 0 ? (float)c->norm_eps : 1e-5f;
 }
 
 // Sets the derived fields. Refuses impossible configurations. Must be called after any change.
@@ -150,44 +149,41 @@ static bool gpt2_finish(GPT2Config *c, Error *err) {
     return true;
 }
 
-// Sets the fields that all models of a family share.
-static void config_family(GPT2Config *c, int family) {
+// Sets the fields that all models of c->family share.
+static void config_family(GPT2Config *c) {
+    const int family = c->family;
     const bool opt = family == FAMILY_OPT, llama = !opt && family != FAMILY_GPT2;
-    memset(c, 0, sizeof *c);
-    c->family = family;
     c->activation = llama ? ACTIVATION_SILU : opt ? ACTIVATION_RELU : ACTIVATION_GELU;
-    c->tied = !llama || family == FAMILY_SMOLLM3;
     if (!llama) return;
     c->rms = 1;
-    c->norm_eps = 1e-6;
+    c->norm_eps = family == FAMILY_LLAMA || family == FAMILY_MISTRAL ? 1e-5 : 1e-6;
     c->unbiased = BIAS_ATTPROJ | BIAS_MLP;
     if (family != FAMILY_QWEN2) c->unbiased |= BIAS_QKV;
     c->qk_norm = family == FAMILY_QWEN3;
-    c->rope.theta = family == FAMILY_SMOLLM3 ? 2e6 : 1e4;
     c->unturned = family == FAMILY_SMOLLM3 ? 4 : 0;
 }
 
 // Presets. GPT-2: Radford et al. 2019, table 2. OPT: Zhang et al. 2022, table 1. 7b to 20b: Deep
 // Optimizer States, table 2, with GPT-2's vocabulary. Others: config.json of the model; nano-llama
-// is ours. HS 0: C / NH. factor: what Llama-3 divides low rotary frequencies by; 0: it does not.
-typedef struct {
-    const char *name;
-    int family;
-    size_t L, NH, NKV, HS, C, F, T, V, E;
-    int tied;
-    double theta, factor;
-} Preset;
+// is ours. HS 0: C / NH. factor: what Llama-3 divides low rotary frequencies by.
+typedef struct { const char *name; GPT2Config config; } Preset;
 
-#define GPT2(L, NH, C, T, V) FAMILY_GPT2, L, NH, 0, 0, C, 0, T, V, 0, 1, 0, 0
-#define OPT(L, NH, C, E, V) FAMILY_OPT, L, NH, 0, 0, C, 0, 2048, V, E, 1, 0, 0
-#define LLAMA(L, NH, NKV, C, F, T, V, tied, theta) \
-    FAMILY_LLAMA, L, NH, NKV, 0, C, F, T, V, 0, tied, theta, 0
-#define LLAMA3(L, NH, C, F, tied, factor) \
-    FAMILY_LLAMA, L, NH, 8, 0, C, F, 8192, 128256, 0, tied, 5e5, factor
-#define QWEN2(L, NH, NKV, C, F, V, tied) \
-    FAMILY_QWEN2, L, NH, NKV, 0, C, F, 8192, V, 0, tied, 1e6, 0
-#define QWEN3(L, NH, C, F, tied) \
-    FAMILY_QWEN3, L, NH, 8, 128, C, F, 8192, 151936, 0, tied, 1e6, 0
+#define SHAPE(L, NH, C, F, T, V) \
+    .layers = L, .heads = NH, .channels = C, .ffn = F, .context = T, .vocab = V
+#define GPT2(L, NH, C, T, V) {SHAPE(L, NH, C, 0, T, V), .family = FAMILY_GPT2, .tied = 1}
+#define OPT(L, NH, C, E, V) \
+    {SHAPE(L, NH, C, 0, 2048, V), .family = FAMILY_OPT, .tied = 1, .embed = E}
+#define GATED(of, L, NH, NKV, HS, C, F, T, V, ties, ...) \
+    {SHAPE(L, NH, C, F, T, V), .family = of, .tied = ties, .kv_heads = NKV, .head_size = HS, \
+     .rope = {__VA_ARGS__}}
+#define LLAMA(L, NH, NKV, C, F, T, V, ties, theta) \
+    GATED(FAMILY_LLAMA, L, NH, NKV, 0, C, F, T, V, ties, theta)
+#define LLAMA3(L, NH, C, F, ties, factor) \
+    GATED(FAMILY_LLAMA, L, NH, 8, 0, C, F, 8192, 128256, ties, 5e5, ROPE_LLAMA3, factor, 1, 4, 8192)
+#define QWEN2(L, NH, NKV, C, F, V, ties) \
+    GATED(FAMILY_QWEN2, L, NH, NKV, 0, C, F, 8192, V, ties, 1e6)
+#define QWEN3(L, NH, C, F, ties) \
+    GATED(FAMILY_QWEN3, L, NH, 8, 128, C, F, 8192, 151936, ties, 1e6)
 static const Preset gpt2_presets[] = {
     {"nano",           GPT2( 4,  4,   128,  256,   256)},
     {"gpt2",           GPT2(12, 12,   768, 1024, 50257)},
@@ -220,8 +216,8 @@ static const Preset gpt2_presets[] = {
     {"llama3.1-8b",    LLAMA3(32, 32, 4096, 14336, 0, 8)},
     {"llama3.1-70b",   LLAMA3(80, 64, 8192, 28672, 0, 8)},
     {"120b",           LLAMA3(138, 64, 8192, 28672, 0, 8)},  // llama3.1-70b, deeper
-    {"smollm3-3b",     FAMILY_SMOLLM3, 36, 16, 4, 0, 2048, 11008, 8192, 128256, 0, 1, 5e6, 0},
-    {"mistral-7b",     FAMILY_MISTRAL, 32, 32, 8, 0, 4096, 14336, 8192, 32000, 0, 0, 1e4, 0},
+    {"smollm3-3b",     GATED(FAMILY_SMOLLM3, 36, 16, 4, 0, 2048, 11008, 8192, 128256, 1, 5e6)},
+    {"mistral-7b",     GATED(FAMILY_MISTRAL, 32, 32, 8, 0, 4096, 14336, 8192, 32000, 0, 1e4)},
     {"qwen2.5-0.5b",   QWEN2(24, 14, 2,  896,  4864, 151936, 1)},
     {"qwen2.5-1.5b",   QWEN2(28, 12, 2, 1536,  8960, 151936, 1)},
     {"qwen2.5-3b",     QWEN2(36, 16, 2, 2048, 11008, 151936, 1)},
@@ -250,22 +246,10 @@ static bool gpt2_preset(GPT2Config *c, const char *name) {
     }
     while (p < end && strcmp(p->name, name) != 0) p++;
     if (p == end) return false;
-    config_family(c, p->family);
-    c->layers = depth > 0 ? depth : p->L;
-    c->heads = depth > 0 ? depth : p->NH;
-    c->channels = depth > 0 ? 64 * depth : p->C;
-    c->kv_heads = p->NKV;
-    c->head_size = p->HS;
-    c->ffn = p->F;
-    c->context = p->T;
-    c->vocab = p->V;
-    c->embed = p->E;
-    c->tied = p->tied;
-    if (p->family == FAMILY_LLAMA || p->family == FAMILY_MISTRAL) c->norm_eps = 1e-5;
-    const Rope slowed = {.theta = p->theta, .scaling = ROPE_LLAMA3, .factor = p->factor, .low = 1,
-                         .high = 4, .original = 8192};
-    c->rope.theta = p->theta;
-    if (p->factor > 0) c->rope = slowed;
+    *c = p->config;
+    config_family(c);
+    if (depth > 0) c->layers = c->heads = depth;
+    if (depth > 0) c->channels = 64 * depth;
     return true;
 }
 
@@ -314,11 +298,9 @@ typedef struct {
     int kind;             // LN_1_W ..; outside the layers -1
     int rank;             // 2: a row-major (rows, cols) matrix, with weight decay; 1: a vector
     size_t rows, cols;    // logical shape; a linear layer's weight is (OC, C)
-    size_t rows_padded;   // rows in memory: Vp for wte and lm_head, else rows
-    size_t size;          // rows_padded * cols elements
+    size_t size;          // rows * cols elements; wte and lm_head have Vp rows in memory
     size_t offset;        // its first element in the arena, a multiple of ALIGN_ELEMENTS
-    float init_std;       // first values: normal(0, init_std); 0: constant init_value
-    float init_value;     // (rank 1)
+    int init;             // first values: INIT_*
 } GPT2Tensor;
 
 typedef struct {
@@ -334,53 +316,45 @@ typedef struct {
     size_t parameters;    // the model's size as usually counted: without padding
 } GPT2Table;
 
-// Adds a tensor to the table. Returns its index.
+// Adds a tensor to the table, of a layer if kind >= 0. Returns its index.
 static int table_add(GPT2Table *t, const char *name, int layer, int kind, size_t rows, size_t cols,
-                     int init, size_t L) {
+                     int init) {
     GPT2Tensor *ten = &t->tensors[t->count++];
     *ten = (GPT2Tensor){.layer = layer, .kind = kind, .rank = init >= INIT_NORMAL ? 2 : 1,
-                        .rows = rows, .cols = cols, .rows_padded = rows,
-                        .init_value = (float)(init == INIT_ONE)};
-    snprintf(ten->name, sizeof ten->name, "%s", name);
-    if (init == INIT_NORMAL) ten->init_std = 0.02f;
-    if (init == INIT_RESIDUAL) ten->init_std = (float)(0.02 / __builtin_sqrt(2.0 * (double)L));
+                        .rows = rows, .cols = cols, .size = rows * cols, .init = init};
+    if (kind < 0) snprintf(ten->name, sizeof ten->name, "%s", name);
+    else snprintf(ten->name, sizeof ten->name, "h.%d.%s", layer, name);
     return t->count - 1;
 }
 
 // Makes the table: wte, wpe (unless positions are rotary), the layers, ln_f, lm_head (unless tied).
 // With narrow embeddings project_in is after wpe, and project_out is in place of ln_f. A layer is
-// one range. gpt2_table_free() frees the table.
+// one range. The caller frees t.tensors.
 static GPT2Table gpt2_table(const GPT2Config *c) {
     #define LAYER_ROW(kind, field, name, init, rows, cols) {name, init, rows, cols},
     const struct { const char *name; int init; size_t rows, cols; } layer[LAYER_TENSORS] = {
         LAYER_PARAMETERS(LAYER_ROW, c)};
-    const size_t C = c->channels, E = config_embed(c), L = c->layers;
-    GPT2Table t = {.tensors = ALLOC(GPT2Tensor, L * LAYER_TENSORS + 6, "table"), .wpe = -1,
-                   .ln_f_w = -1, .ln_f_b = -1, .project_in = -1, .project_out = -1};
-    t.wte = t.lm_head = table_add(&t, "wte", -1, -1, c->vocab, E, INIT_NORMAL, L);
-    if (c->rope.theta == 0) t.wpe = table_add(&t, "wpe", -1, -1, c->context, C, INIT_NORMAL, L);
-    if (c->embed > 0) t.project_in = table_add(&t, "project_in.w", -1, -1, C, E, INIT_NORMAL, L);
+    const size_t C = c->channels, E = config_embed(c), most = c->layers * LAYER_TENSORS + 6;
+    const int L = (int)c->layers;
+    GPT2Table t = {.tensors = ALLOC(GPT2Tensor, most, "table"), .wpe = -1, .ln_f_w = -1,
+                   .ln_f_b = -1, .project_in = -1, .project_out = -1};
+    t.wte = t.lm_head = table_add(&t, "wte", -1, -1, c->vocab, E, INIT_NORMAL);
+    if (c->rope.theta == 0) t.wpe = table_add(&t, "wpe", -1, -1, c->context, C, INIT_NORMAL);
+    if (c->embed > 0) t.project_in = table_add(&t, "project_in.w", -1, -1, C, E, INIT_NORMAL);
     t.first_layer = t.count;
     for (int k = 0; k < LAYER_TENSORS; k++)
         t.within[k] = layer[k].rows * layer[k].cols > 0 ? t.per_layer++ : -1;
-    for (size_t l = 0; l < L; l++)
-        for (int k = 0; k < LAYER_TENSORS; k++) {
-            char name[32];
-            if (t.within[k] < 0) continue;
-            snprintf(name, sizeof name, "h.%zu.%s", l, layer[k].name);
-            table_add(&t, name, (int)l, k, layer[k].rows, layer[k].cols, layer[k].init, L);
-        }
-    const int tail = (int)L;
+    for (int l = 0; l < L; l++)
+        for (int k = 0; k < LAYER_TENSORS; k++)
+            if (t.within[k] >= 0)
+                table_add(&t, layer[k].name, l, k, layer[k].rows, layer[k].cols, layer[k].init);
     t.tail = t.count;
-    if (c->embed > 0)
-        t.project_out = table_add(&t, "project_out.w", tail, -1, E, C, INIT_NORMAL, L);
-    if (!c->post_norm) t.ln_f_w = table_add(&t, "ln_f.w", tail, -1, 1, C, INIT_ONE, L);
-    if (!c->post_norm && !c->rms) t.ln_f_b = table_add(&t, "ln_f.b", tail, -1, 1, C, INIT_ZERO, L);
-    if (!c->tied) t.lm_head = table_add(&t, "lm_head", tail, -1, c->vocab, E, INIT_NORMAL, L);
-    t.tensors[t.wte].rows_padded = t.tensors[t.lm_head].rows_padded = c->vocab_padded;
-    for (int i = 0; i < t.count; i++) {
-        GPT2Tensor *ten = &t.tensors[i];
-        ten->size = ten->rows_padded * ten->cols;
+    if (c->embed > 0) t.project_out = table_add(&t, "project_out.w", L, -1, E, C, INIT_NORMAL);
+    if (!c->post_norm) t.ln_f_w = table_add(&t, "ln_f.w", L, -1, 1, C, INIT_ONE);
+    if (!c->post_norm && !c->rms) t.ln_f_b = table_add(&t, "ln_f.b", L, -1, 1, C, INIT_ZERO);
+    if (!c->tied) t.lm_head = table_add(&t, "lm_head", L, -1, c->vocab, E, INIT_NORMAL);
+    t.tensors[t.wte].size = t.tensors[t.lm_head].size = c->vocab_padded * E;
+    for (GPT2Tensor *ten = t.tensors; ten < t.tensors + t.count; ten++) {
         ten->offset = t.elements;
         t.elements += round_up(ten->size, ALIGN_ELEMENTS);
         t.parameters += ten->rows * ten->cols;
@@ -392,8 +366,6 @@ static GPT2Table gpt2_table(const GPT2Config *c) {
 static int layer_tensor(const GPT2Table *t, size_t l, int kind) {
     return t->within[kind] < 0 ? -1 : t->first_layer + (int)l * t->per_layer + t->within[kind];
 }
-
-static void gpt2_table_free(GPT2Table *t) { free(t->tensors); memset(t, 0, sizeof *t); }
 
 // Returns the tensor with element `at` of the arena. A gap belongs to the tensor before it.
 static int gpt2_tensor_at(const GPT2Table *t, size_t at) {
@@ -408,11 +380,12 @@ static void gpt2_init_range(const GPT2Table *t, int i, size_t first, size_t n, f
                             uint64_t seed) {
     const GPT2Tensor *ten = &t->tensors[i];
     const size_t all = ten->rows * ten->cols, real = first < all ? min_size(n, all - first) : 0;
+    const double L = t->tensors[t->count - 1].layer;
+    const float std = ten->init == INIT_NORMAL ? 0.02f : (float)(0.02 / __builtin_sqrt(2 * L));
     memset(p + real, 0, (n - real) * sizeof *p);
-    if (ten->init_std != 0) rng_normals(p, real, seed, RNG_INIT, (uint32_t)i, first);
+    if (ten->rank == 2) rng_normals(p, real, seed, RNG_INIT, (uint32_t)i, first);
     #pragma omp parallel for if (real > 1 << 16)
-    for (size_t j = 0; j < real; j++)
-        p[j] = ten->init_std != 0 ? p[j] * ten->init_std : ten->init_value;
+    for (size_t j = 0; j < real; j++) p[j] = ten->rank == 2 ? p[j] * std : ten->init == INIT_ONE;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -451,7 +424,6 @@ typedef struct {
     size_t offset;   // first element within the tensor
     size_t length;   // elements, with those of padding rows, which stay zero
     size_t at;       // its first element in the shard space
-    int decay;       // decay of the tensor
 } Shard;
 
 typedef struct {

@@ -66,22 +66,21 @@ static void ranks_find(void) {
     Ranks *const r = &ranks;
     int by = 0;
     while (by < LAUNCHERS && getenv(launchers[by][tells[by]]) == NULL) by++;
-    const bool told = by < LAUNCHERS;
-    const char *const *names = launchers[told ? by : TORCH];
-    const bool here = getenv(names[2]) != NULL || getenv(names[3]) != NULL;
-    for (int i = 0; told && i < (here || by != TORCH ? 4 : 2); i++)
-        if (getenv(names[i]) == NULL)
-            die("%s is set, but %s is not: a launcher sets both", names[tells[by]], names[i]);
     int *const found[4] = {&r->rank, &r->world, &r->local, &r->local_world};
-    for (int i = 0; told && i < 4; i++) *found[i] = ranks_number(names[i], *found[i], MOST);
-    for (int k = 0; !told && k < LAUNCHERS; k++)  // refuses half of a launcher's variables
+    for (int k = 0; by == LAUNCHERS && k < LAUNCHERS; k++)  // refuses half of the variables
         for (int i = 0; i < 4; i++) {
             const int n = ranks_number(launchers[k][i], *found[i], MOST);
             if (n != *found[i])
                 die("%s is %d, but %s is not set: a launcher sets both", launchers[k][i], n,
                     launchers[k][tells[k]]);
         }
-    if (!told) return;
+    if (by == LAUNCHERS) return;
+    const char *const *names = launchers[by];
+    const bool here = getenv(names[2]) != NULL || getenv(names[3]) != NULL;
+    for (int i = 0; i < (here || by != TORCH ? 4 : 2); i++)
+        if (getenv(names[i]) == NULL)
+            die("%s is set, but %s is not: a launcher sets both", names[tells[by]], names[i]);
+    for (int i = 0; i < 4; i++) *found[i] = ranks_number(names[i], *found[i], MOST);
     r->port = ranks_number("MASTER_PORT", r->port, 65534);
     r->timeout = ranks_number("TIDE_TIMEOUT", r->timeout, 86400);
     if (r->rank >= r->world || r->local >= r->local_world || r->local_world > r->world)

@@ -27,6 +27,7 @@
 #endif
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <glob.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -266,6 +267,15 @@ static bool path_is_directory(const char *path) {
 
 static bool path_exists(const char *path) { return access(path, F_OK) == 0; }
 
+// Finds the directory of a file; of a directory, the path itself.
+static void path_directory(const char *path, char dir[PATH_MAX]) {
+    snprintf(dir, PATH_MAX, "%s", path);
+    if (path_is_directory(path)) return;
+    char *slash = strrchr(dir, '/');
+    if (slash == NULL) snprintf(dir, PATH_MAX, ".");
+    else slash[slash == dir] = '\0';
+}
+
 // Refuses the output `path` of an option if the file or its temporary file exists, or if its
 // directory cannot be written. path NULL: there is no output.
 static void output_check(const char *option, const char *path) {
@@ -278,9 +288,7 @@ static void output_check(const char *option, const char *path) {
     if (lstat(temporary, &s) == 0)
         die("%s %s exists, and nothing is overwritten: name another file, or remove this one if an "
             "earlier call was stopped", option, temporary);
-    const char *slash = strrchr(path, '/');
-    const int length = slash == NULL || slash == path ? 1 : (int)(slash - path);
-    snprintf(dir, sizeof dir, "%.*s", length, slash == NULL ? "." : path);
+    path_directory(path, dir);
     if (access(dir, W_OK | X_OK) != 0) die("%s %s: %s", option, path, strerror(errno));
 }
 

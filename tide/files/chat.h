@@ -253,8 +253,7 @@ static void write_zephyr(ChatWriter *w, const ChatMessage *m) {
 }
 
 // Numbers of formats that --chat-format takes. CHAT_AUTO: the format that the model's files tell.
-enum { CHAT_AUTO, CHAT_CHATML, CHAT_LLAMA3, CHAT_MISTRAL_V3, CHAT_MISTRAL, CHAT_LLAMA2,
-       CHAT_NAMED = CHAT_LLAMA2 };
+enum { CHAT_AUTO, CHAT_CHATML, CHAT_LLAMA3, CHAT_MISTRAL_V3, CHAT_MISTRAL, CHAT_LLAMA2 };
 
 // Chat templates, in which `begin` and `end` are the tokens that begin a text and end a turn.
 #define JINJA_TURNS(open, close, text) \
@@ -347,7 +346,7 @@ static char *chat_template(const Tokenizer *t) {
     }
     char *text = strdup(own->text != NULL ? own->text : one != NULL && one->type == JSON_STRING
                         ? one->string : list ? " " : ""), *at;
-    json_free(root);
+    free(root);
     while ((at = strstr(text, "{#")) != NULL) {
         const char *end = strstr(at, "#}"), *rest = end != NULL ? end + 2 : "";
         memmove(at, rest, strlen(rest) + 1);
@@ -417,7 +416,7 @@ static void added_hide(const Tokenizer *t, int32_t id) {
 }
 
 // Returns format number `asked`. If CHAT_AUTO: the format whose marks the template `text` has; if
-// text is "": the format whose tokens[1] the tokenizer has. Returns NULL and sets err if none fits.
+// text is "": one with a template of ours, whose tokens[1] the tokenizer has. NULL, and err: none.
 static const ChatFormat *chat_find(const Tokenizer *t, int asked, const char *text, Error *err) {
     static const char *const others[] = {"<｜User｜>", "[SYSTEM_PROMPT]", "<|user|>", "</think>",
                                          "<start_of_turn>", "<|im_sep|>", "[INST]", ""};
@@ -426,7 +425,7 @@ static const ChatFormat *chat_find(const Tokenizer *t, int asked, const char *te
     if (asked != CHAT_AUTO) return &chat_formats[asked - 1];
     for (const ChatFormat *f = chat_formats; f < chat_formats + CHAT_FORMATS; f++)
         if (*text != '\0' ? chat_fits(f, text) && !(inst && (f->rules & CHAT_FIRST))
-                : f < chat_formats + CHAT_NAMED && f->tokens[1] != NULL
+                : f->jinja != NULL && f->tokens[1] != NULL
                   && tokenizer_added(t, f->tokens[1]) != TOKENIZER_NONE) return f;
     while (strstr(text, others[other]) == NULL) other++;
     if (*text != '\0')
@@ -619,7 +618,7 @@ static void chat_export(const Chat *chat, Tokenizer *t) {
     if (t->stops.count == 0 && t->eot >= 0 && t->eot != chat->ids[0]) fprintf(f, "%d, ", t->eot);
     fprintf(f, "%d]\n}\n", chat->ids[0]);
     text_close(f);
-    json_free(root);
+    free(root);
 }
 
 #endif

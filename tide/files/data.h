@@ -6,7 +6,6 @@
 //     data_open()         opens the files that match a pattern: token files, or text to be encoded
 //     data_check()        ends the program if a token of a text is outside the model's vocabulary
 //     loader_make()       makes a loader of sequences of T tokens, of a part of a data set
-//     loader_check()      ends the program if a loader has no sequence
 //     loader_sequence()   reads the sequence at a position
 //     segment_parse(), permute()   are also used by other files
 //
@@ -144,8 +143,7 @@ static TokenData data_open(const char *pattern, const Tokenizer *tok) {
         TokenSegment *s = &d.segments[i];
         s->name = paths[i];
         s->tokens = file_map(s->name, &s->count);  // s->count: bytes until the file is parsed
-        const size_t length = strlen(s->name);
-        const bool named_bin = length > 4 && strcmp(s->name + length - 4, ".bin") == 0;
+        const bool named_bin = fnmatch("?*.bin", s->name, 0) == 0;
         const bool text = !named_bin && bin_width(s->tokens, s->count) == 0;
         if (i > 0 && text != d.text) die("%s: some of these files are text, some tokens", pattern);
         if (text && tok == NULL)
@@ -183,7 +181,6 @@ typedef struct {
     uint64_t seed;
     bool shuffle;
     size_t sequences;  // in an epoch
-    size_t longest;    // tokens of the longest segment
 } Loader;
 
 // Do the sequences of a segment begin at other tokens in each epoch? The segment needs 2 T tokens.
@@ -200,10 +197,12 @@ static size_t segment_sequences(const Loader *l, const TokenSegment *s) {
 
 // Makes a loader of sequences of T > 0 tokens, of the tokens `from` to `to` - 1 of a data set,
 // numbered over all segments. With shuffle, the order and the phase of sequences depend on the seed
-// and the epoch; without, sequences are in the order of the files.
+// and the epoch; without, sequences are in the order of the files. name: that of the data; the
+// program ends if there is no sequence. NULL: there may be none.
 static Loader loader_make(const TokenData *all, size_t from, size_t to, size_t T, uint64_t seed,
-                          bool shuffle) {
-    Loader l = {{0, ALLOC(TokenSegment, all->count, "data"), 0, false}, T, seed, shuffle, 0, 0};
+                          bool shuffle, const char *name) {
+    Loader l = {{0, ALLOC(TokenSegment, all->count, "data"), 0, false}, T, seed, shuffle, 0};
+    size_t longest = 0;
     for (size_t i = 0, start = 0; i < all->count; start += all->segments[i++].count) {
         TokenSegment s = all->segments[i];
         const size_t a = from > start ? from - start : 0;
@@ -215,18 +214,12 @@ static Loader loader_make(const TokenData *all, size_t from, size_t to, size_t T
         l.data.segments[l.data.count++] = s;
         l.data.tokens += s.count;
         l.sequences += segment_sequences(&l, &s);
-        l.longest = max_size(l.longest, s.count);
+        longest = max_size(longest, s.count);
     }
-    return l;
-}
-
-// Ends the program if the loader has no sequence of the data of this name.
-static void loader_check(const Loader *l, const char *name) {
-    if (l->sequences == 0 && l->longest < 2)
-        die("%s: nothing to train on or to evaluate: %zu tokens", name, l->data.tokens);
-    if (l->sequences == 0)
-        die("%s: %zu tokens, at most %zu in one piece, are too few for --seq %zu; --seq %zu or "
-            "less works", name, l->data.tokens, l->longest, l->T, l->longest - 1);
+    if (l.sequences > 0 || name == NULL) return l;
+    if (longest < 2) die("%s: nothing to train on or to evaluate: %zu tokens", name, l.data.tokens);
+    die("%s: %zu tokens, at most %zu in one piece, are too few for --seq %zu; --seq %zu or less "
+        "works", name, l.data.tokens, longest, T, longest - 1);
 }
 
 // Maps index i of 0 .. n-1 to its place in the pseudorandom permutation of `key`. A Feistel network

@@ -4,7 +4,6 @@
 //   model_load          reads the weights of a model from *.safetensors
 //   model_save          writes config.json and model.safetensors
 //   dump_save           writes the reference dump, which other frameworks can repeat
-//   model_directory     finds a model's directory from the path of one of its files
 //   RunState, state_in  describe the tensors to be saved or loaded, and where they are stored
 //   state.h also uses tensors_add, tensors_put, part_read, own_tensor and directory_sync
 //
@@ -14,7 +13,6 @@
 #include "../base/model.h"
 #include "../base/ranks.h"
 #include "safetensors.h"
-#include <fnmatch.h>
 
 // ---------------------------------------------------------------------------------------------
 // 1. What is saved and loaded
@@ -43,7 +41,7 @@ typedef struct {
     void (*move)(void *owner, int part, size_t at, size_t n, float *w, bool out);
     void *owner;
     bool moments_bf16;         // AdamW's m and v are stored as bf16
-    float limit;  // a weight with |w| >= limit is refused; 0: only NaN and infinity are
+    float limit;               // a weight with |w| >= limit, or NaN, is refused
     bool master_bf16;          // a loaded weight is rounded to bf16
 } RunState;
 
@@ -56,7 +54,7 @@ static void state_move(void *owner, int part, size_t at, size_t n, float *w, boo
 // Returns a RunState of `parts` parts (weights, m, v), each a whole arena in host memory.
 static RunState state_in(float *const *arenas, int parts) {
     static const StateRange all = {0, SIZE_MAX};
-    return (RunState){parts, &all, 1, state_move, (void *)arenas, false, 0, false};
+    return (RunState){parts, &all, 1, state_move, (void *)arenas, false, INFINITY, false};
 }
 
 // Copies n loaded values from w to a part. With master_bf16, rounds weights to bf16 before, in w.
@@ -222,14 +220,13 @@ static bool part_read(const RunState *state, int part, const GPT2Table *t, const
     const bool padded = hf->first + hf->n == ours->rows * ours->cols;
     const size_t end = padded ? ours->offset + round_up(ours->size, ALIGN_ELEMENTS) : last;
     float *w = ALLOC(float, min_size(PART_UNIT, end - begin), "a copy of weights");
-    const float limit = state->limit > 0 ? state->limit : INFINITY;
     int bad = 0;
     for (size_t at = begin, n; (n = state_next(state, &at, end)) > 0; at += n) {
         const size_t stored = at < last ? min_size(n, last - at) : 0;
         if (stored > 0) hf_read(hf, ten, at - begin, stored, w);
         memset(w + stored, 0, (n - stored) * sizeof *w);
         #pragma omp parallel for if (n > 1 << 16) reduction(| : bad)
-        for (size_t i = 0; i < n; i++) bad |= !(fabsf(w[i]) < limit);
+        for (size_t i = 0; i < n; i++) bad |= !(fabsf(w[i]) < state->limit);
         part_set(state, part, at, n, w);
     }
     free(w);
@@ -397,7 +394,7 @@ static void config_read_rope(const Json *root, const char *path, GPT2Config *c) 
         die("%s: %s must be an object", path, rope == scaling ? "rope_scaling" : "rope_parameters");
     const char *type = config_text(rope, "rope_type", config_text(rope, "type", "default"));
     config_check_fixed(rope, path, NAMINGS);
-    r->theta = config_number(root, "rope_theta", r->theta, path);
+    r->theta = config_number(root, "rope_theta", c->family == FAMILY_SMOLLM3 ? 2e6 : 1e4, path);
     r->theta = config_number(rope, "rope_theta", r->theta, path);
     if (strcmp(type, "default") == 0) return;
     r->factor = config_number(rope, "factor", 0, path);
@@ -471,7 +468,8 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     if (family == FAMILIES)
         die("%s: model_type is %.100s; only gpt2, opt, llama, mistral, qwen2, qwen3 and smollm3 "
             "are known", path, type);
-    config_family(c, family);
+    *c = (GPT2Config){.family = family};
+    config_family(c);
     const int naming = hf_naming(c);
     for (int i = 0; i < CONFIG_SIZES; i++) {
         const char *key = config_sizes[i].names[naming], *also = config_sizes[i].names[NAMING_OPT];
@@ -494,8 +492,8 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     const Json *causal = json_member(root, "is_causal");  // transformers reads null as false
     if (causal != NULL && causal->type != JSON_TRUE)
         die("%s: models whose is_causal is not true are not supported", path);
-    c->tied = config_flag(root, "tie_word_embeddings", c->tied, path);
-    const bool gated = config_gated(c);
+    const bool gated = config_gated(c), ties = !gated || family == FAMILY_SMOLLM3;
+    c->tied = config_flag(root, "tie_word_embeddings", ties, path);
     const char *key = gated ? "hidden_act" : "activation_function";
     const char *act = config_text(root, key, NULL);
     int k = 0;
@@ -509,22 +507,13 @@ static void config_read(const Json *root, const char *path, GPT2Config *c) {
     config_warn(root, path);
 }
 
-// Finds the directory of the model at `path`: path itself, or the directory of a .safetensors file.
-static void model_directory(const char *path, char dir[PATH_MAX]) {
-    snprintf(dir, PATH_MAX, "%s", path);
-    if (path_is_directory(path)) return;
-    char *slash = strrchr(dir, '/');
-    if (slash == NULL) snprintf(dir, PATH_MAX, ".");
-    else slash[slash == dir] = '\0';
-}
-
 // Opens and returns the *count files of a model. `model` is a file or a directory. In a directory,
 // opens model.safetensors, or else all files in the weight_map of model.safetensors.index.json.
 static SafeTensors *model_open(const char *model, int *count) {
     char dir[PATH_MAX], path[PATH_MAX];
     Error err;
     Json *index = NULL;
-    model_directory(model, dir);
+    path_directory(model, dir);
     path_join(path, dir, "model.safetensors");
     if (!path_is_directory(model)) snprintf(path, sizeof path, "%s", model);
     if (!path_exists(path)) {
@@ -550,7 +539,7 @@ static SafeTensors *model_open(const char *model, int *count) {
         if (!safetensors_open(&files[(*count)++], path, &err)) die("%s", err.text);
     }
     if (*count == 0) die("%s: there is no weight_map", path);
-    json_free(index);
+    free(index);
     return files;
 }
 
@@ -586,7 +575,7 @@ static void model_config_load(const char *path, GPT2Config *c) {
     char dir[PATH_MAX], name[PATH_MAX], config[PATH_MAX];
     int count = 0;
     Error err;
-    model_directory(path, dir);
+    path_directory(path, dir);
     path_join(name, dir, "state.txt");
     if (path_exists(name))
         die("%s is a checkpoint: --model takes the OUT that it is in, --resume goes on", path);
@@ -600,7 +589,7 @@ static void model_config_load(const char *path, GPT2Config *c) {
     Json *root = json_read(config, &err);
     if (root == NULL) die("%s", err.text);
     config_read(root, config, c);
-    json_free(root);
+    free(root);
 }
 
 // Loads the weights of the model at `path` into part 0. They may be fp32, fp16, bf16 or fp64, with
@@ -742,7 +731,7 @@ static __attribute__((noinline)) void config_write(FILE *f, const GPT2Config *c,
     const char *type = hf_families[c->family].type;
     char dir[PATH_MAX], name[PATH_MAX] = "";
     Error err;
-    if (origin != NULL) model_directory(origin, dir), path_join(name, dir, "config.json");
+    if (origin != NULL) path_directory(origin, dir), path_join(name, dir, "config.json");
     Json *from = path_exists(name) ? json_read(name, &err) : NULL;
     fprintf(f, "{\n");
     if (json_is(json_get(from, "model_type"), type)) json_write_others(f, from, ours);
@@ -751,7 +740,7 @@ static __attribute__((noinline)) void config_write(FILE *f, const GPT2Config *c,
             "  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\"\n}\n",
             hf_families[c->family].architecture, type, c->tied ? "true" : "false",
             bf16 ? "bfloat16" : "float32");
-    json_free(from);
+    free(from);
 }
 
 // Writes dir/model.safetensors, as fp32 or as bf16 rounded to nearest, and dir/config.json. Hugging

@@ -1,7 +1,7 @@
 // json.h: reads JSON (config.json, vocab.json, headers of safetensors files) and writes strings.
 //
-//   json_parse, json_read    parse a text, or a file, into a tree of values
-//   json_named, json_free    parse a file's text, with the file's name in errors; free a tree
+//   json_parse, json_read    parse a text, or a file, into a tree of values, which free() frees
+//   json_named               parses a file's text, with the file's name in errors
 //   json_get                 a member of an object
 //   json_size, json_flag     a number that is a size; a member that is true or false
 //   json_is, json_empty      is a value this string?; is it null, "", [], {} or missing?
@@ -188,7 +188,7 @@ static bool json_begins(const char *text, size_t n) {
     return json_take(&p, '{') ? json_take(&p, '"') : json_take(&p, '[') && json_take(&p, '{');
 }
 
-// Parses n bytes of JSON. Returns the root, to be freed by json_free(), or NULL and sets err.
+// Parses n bytes of JSON. Returns the root, to be freed, or NULL and sets err.
 static Json *json_parse(const char *text, size_t n, Error *err) {
     size_t nodes = 1;  // the root; each other value follows a comma or a bracket
     for (size_t i = 0; i < n; i++) nodes += text[i] == ',' || text[i] == '[' || text[i] == '{';
@@ -206,8 +206,6 @@ static Json *json_parse(const char *text, size_t n, Error *err) {
     free(root);
     return NULL;
 }
-
-static void json_free(Json *root) { free(root); }
 
 // Returns the member with this key. NULL: there is none, or `object` is no object.
 static const Json *json_member(const Json *object, const char *key) {

@@ -89,7 +89,7 @@ static bool st_tensor(SafeTensor *ten, const Json *entry, const unsigned char *d
 static void safetensors_close(SafeTensors *st) {
     if (st->map != NULL) munmap(st->map, st->map_bytes);
     free(st->tensors);
-    json_free(st->header);
+    free(st->header);
     memset(st, 0, sizeof *st);
 }
 
@@ -103,11 +103,10 @@ static void safetensor_release(const SafeTensor *ten) {
 }
 
 // Parses a file of n bytes in memory. Checks the header's length, every dtype, shape and offset,
-// and that the tensors fill the data without gap or overlap. `bytes` must stay until
-// safetensors_close(), which is called even after an error.
+// and that the tensors fill the data without gap or overlap. *st is zero before. `bytes` must stay
+// until safetensors_close(), which is called even after an error.
 static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Error *err) {
     uint64_t length = 0;
-    memset(st, 0, sizeof *st);
     if (n >= 8) memcpy(&length, bytes, 8);
     const char *kind = file_kind(bytes, n), *first = (const char *)bytes + 8;
     if (n > 8 && *first != '{' && kind != NULL) return error_set(err, "%s", kind);
@@ -132,14 +131,11 @@ static bool safetensors_parse(SafeTensors *st, const void *bytes, size_t n, Erro
 // Maps a file into memory and parses it.
 static bool safetensors_open(SafeTensors *st, const char *path, Error *err) {
     Error why;
-    size_t size = 0;
-    void *map = file_open_map(path, &size, err);
     memset(st, 0, sizeof *st);
-    if (map == NULL) return false;
-    const bool ok = safetensors_parse(st, map, size, &why);
-    st->map = map;
-    st->map_bytes = size;
-    return ok || error_set(err, "%.200s: %.300s", path, why.text);
+    st->map = file_open_map(path, &st->map_bytes, err);
+    if (st->map == NULL) return false;
+    return safetensors_parse(st, st->map, st->map_bytes, &why)
+        || error_set(err, "%.200s: %.300s", path, why.text);
 }
 
 // Returns the tensor with this name, or NULL.

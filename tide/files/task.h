@@ -253,7 +253,7 @@ static void task_json(TaskReader *r, const char *line) {
             "(jq -c . FILE makes lines of objects; JSON as running text must be a token file: "
             "build/tokenize)");
     task_object(r, root);
-    json_free(root);
+    free(root);
 }
 
 // Adds the examples of a JSON array. An error names the number of the entry.
@@ -269,7 +269,7 @@ static void task_array(TaskReader *r, const char *name, const char *text) {
         if (entry->type != JSON_OBJECT) die("%s: no object, {...}", r->where);
         task_object(r, entry);
     }
-    json_free(root);
+    free(root);
 }
 
 static void task_sentence(TaskReader *r, char *line) {
@@ -364,10 +364,9 @@ static Task task_open(TaskReader *r, const char *path) {
 
 // Is this a file of JSON examples, by its name or by its first characters?
 static bool path_is_examples(const char *path) {
-    const size_t length = strlen(path);
     size_t n;
     Error ignored;
-    if (length > 6 && strcmp(path + length - 6, ".jsonl") == 0) return true;
+    if (fnmatch("?*.jsonl", path, 0) == 0) return true;
     char *text = (char *)file_open_map(path, &n, &ignored);
     const bool begins = text != NULL && json_begins(text, n);
     if (text != NULL) munmap(text, n > 0 ? n : 1);
@@ -557,9 +556,8 @@ static TaskSum task_sum(const Task *t, size_t T) {
     return sum;
 }
 
-// Returns a hash of a task's tokens, choices and labels.
+// Returns a hash of the tokens, choices and labels of a task that has examples.
 static uint64_t task_hash(const Task *t) {
-    if (t->count == 0) return 0;
     const uint64_t parts[] = {hash_bytes(t->first, (t->pieces + 1) * sizeof *t->first),
                               hash_bytes(t->tokens, t->first[t->pieces] * sizeof *t->tokens),
                               hash_bytes(t->label, t->count * sizeof *t->label),

@@ -434,7 +434,7 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     if (json == NULL || json->type != JSON_OBJECT || *merges == '\0') {
         error_set(r->err, "%.200s/%s: %.290s", dir, *merges == '\0' ? "merges.txt" : "vocab.json",
                   *merges == '\0' ? "empty" : inner.text);
-        json_free(json);
+        free(json);
         return NULL;
     }
     // OPT ends a text with </s>. Its vocabulary also has <|endoftext|>, which OPT never uses.
@@ -443,7 +443,7 @@ static char *merges_text(PartReader *r, const char *dir, size_t *length) {
     snprintf(end, sizeof end, json_member(json, name) != NULL ? "\"%s\"" : "null", name);
     snprintf(tokens, sizeof tokens, "\"bos_token\": %s, \"eos_token\": %s, \"unk_token\": %s", end,
              end, end);  // what GPT2Tokenizer takes if tokenizer_config.json has no such member
-    json_free(json);
+    free(json);
     FILE *f = text_open(&text, length);
     fprintf(f, "{\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": %s}, "
             "\"decoder\": {\"type\": \"ByteLevel\"}, \"default_tokens\": {%s}, "
@@ -499,8 +499,8 @@ static Tokenizer *tokenizer_open(Tokenizer *t, const char *dir, Error *err) {
         ok = part_refuse(r, "tokenizer_config.json with", "split_special_tokens true");
     ok = ok && read_steps(r) && read_model(r) && read_added(r) && read_template(r);
     if (ok) read_ends(r);
-    for (int k = 0; k <= BESIDE_MODEL; k++) json_free(r->beside[k]);
-    json_free(r->root);
+    for (int k = 0; k <= BESIDE_MODEL; k++) free(r->beside[k]);
+    free(r->root);
     free(made);
     return ok ? t : NULL;
 }

@@ -57,24 +57,19 @@ enum {
 // most of the time.
 ONE_PER_PROGRAM unsigned char word_classes[WORD_POINTS];
 
-// Sets a bit of the code points in n / 2 ranges, which are given as first and last code points.
-static void word_mark(const uint32_t *ranges, size_t n, int bit) {
-    for (size_t i = 0; i < n; i += 2)
-        for (uint32_t c = ranges[i]; c <= ranges[i + 1]; c++) word_classes[c] |= (unsigned char)bit;
-}
-
 // Fills the table.
 static void word_classes_make(void) {
     enum { LETTER = UNICODE_LETTER, BOTH = WORD_UPPER | WORD_LOWER };
-    static const unsigned char bits[UNICODE_MARK + 1] = {  // for each kind of unicode_ranges
+    static const unsigned char bits[UNICODE_NUMERIC + 1] = {  // for each kind of unicode_ranges
         UNICODE_OTHER, LETTER | BOTH, UNICODE_NUMBER | WORD_NUMERIC, UNICODE_SPACE,
-        LETTER | WORD_UPPER, LETTER | WORD_LOWER, UNICODE_OTHER | BOTH};
-    const size_t ranges = sizeof unicode_ranges / sizeof unicode_ranges[0];
-    for (size_t i = 0; i + 1 < ranges; i++)
-        memset(word_classes + (unicode_ranges[i] >> 3), bits[unicode_ranges[i] & 7],
-               (unicode_ranges[i + 1] >> 3) - (unicode_ranges[i] >> 3));
-    word_mark(unicode_digits, sizeof unicode_digits / sizeof(uint32_t), WORD_NUMERIC);
-    word_mark(unicode_composing, sizeof unicode_composing / sizeof(uint32_t), WORD_COMPOSES);
+        LETTER | WORD_UPPER, LETTER | WORD_LOWER, UNICODE_OTHER | BOTH, WORD_NUMERIC};
+    const uint32_t *ranges = unicode_ranges, *composing = unicode_composing;
+    for (size_t i = 0; i + 1 < sizeof unicode_ranges / sizeof *ranges; i++)
+        memset(word_classes + (ranges[i] >> 3), bits[ranges[i] & 7],
+               (ranges[i + 1] >> 3) - (ranges[i] >> 3));
+    for (size_t i = 0; i < sizeof unicode_composing / sizeof *composing; i += 2)
+        for (uint32_t c = composing[i]; c <= composing[i + 1]; c++)
+            word_classes[c] |= WORD_COMPOSES;
 }
 
 // Returns the bits of the first code point of a text of n > 0 bytes, and its bytes in *length.

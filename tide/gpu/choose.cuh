@@ -158,12 +158,12 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     double seconds[RUNS];
     cudaEvent_t after[RUNS];
     int count = 0;
-    run->config.layers = layers;
+    run->state.config.layers = layers;
     run->o.accum = run->world = 1;
     run->step_tokens = r->B * r->T;
     run->words = run->packed = run->task = false;
-    GPT2 some = {.config = run->config, .table = gpt2_table(&run->config), .max_B = r->B,
-                 .max_T = r->T, .training = true, .head_rows = HEAD_ROWS,
+    GPT2 some = {.config = run->state.config, .table = gpt2_table(&run->state.config),
+                 .max_B = r->B, .max_T = r->T, .training = true, .head_rows = HEAD_ROWS,
                  .choice = {.mode = OFFLOAD_NONE, .recompute = recompute}, .steps = steps};
     GPT2 *const g = &some;
     gpt2_place(g);
@@ -204,8 +204,8 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
 // not fit, recomputes activations; if four still do not fit, times two layers and one. Sets both
 // rates to 0 if nothing fits, or if a large model would run on the emulated GPU.
 static void model_flops(const Steps *steps, const Run *r, Rates *rates) {
-    const size_t L = r->config.layers;
-    const bool large = gpt2_flops_per_token(&r->config, r->T) * (double)(r->B * r->T) > 2e10;
+    const size_t L = r->state.config.layers;
+    const bool large = gpt2_flops_per_token(&r->state.config, r->T) * (double)(r->B * r->T) > 2e10;
     rates->gpu_flops = rates->gpu_attention = 0;
     for (int k = 0; k < 3 && !(EMULATED && large); k++) {
         const int asked = r->o.recompute;

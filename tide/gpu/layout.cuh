@@ -465,7 +465,7 @@ static void gpt2_free(GPT2 *g) {
     free(g->visits);
     pieces_free(&g->pieces);
     free(g->shards.shards);
-    gpt2_table_free(&g->table);
+    free(g->table.tensors);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -502,7 +502,7 @@ static void gpt2_move(void *owner, int part, size_t at, size_t n, float *w, bool
 // Describes the state of this process's shards, for checkpoints.
 static RunState gpt2_state(GPT2 *g) {
     return RunState{g->training ? 3 : 1, g->ranges, g->segments,
-                    g->zen != NULL ? zen_move : gpt2_move, g, g->moments_bf16, 0};
+                    g->zen != NULL ? zen_move : gpt2_move, g, g->moments_bf16, INFINITY};
 }
 
 // Loads the first values of weights and state: a checkpoint's, or those that --model names.

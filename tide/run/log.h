@@ -1,7 +1,7 @@
 // log.h: the output of a run: a line per step for people, DIR/log.jsonl for programs, and a plot of
 // the losses, DIR/loss.svg.
 //
-//   log_open, log_close             open and close the log of a new run, or of a resumed one
+//   log_open                        opens the log of a new run, or of a resumed one
 //   log_step, log_skip, log_eval    write both lines of a step; of a skipped one; of an evaluation
 //   log_best                        writes which checkpoint is the best so far
 //   log_clear                       removes the progress line, before anything else is printed
@@ -27,8 +27,7 @@ typedef struct {
     bool terminal;           // the screen is a terminal: the progress line is redrawn in place
     bool drawn;              // a progress line is on the screen
     double last_drawn;       // when the last progress line was drawn
-    double start;            // when this session's first step began
-    size_t first;            // the first step of this session
+    double start;            // when the log was opened, just before this session's first step
     size_t resumed;          // steps before this session
     size_t every;            // a line is printed every so many steps; 0: auto
     double peak;  // FLOP/s of all devices together; raised if a step is faster; 0: unknown
@@ -61,7 +60,7 @@ static void log_load(Log *l, const char *text, size_t n, size_t last, FILE *kept
             }
             fwrite(text, 1, (size_t)(end + 1 - text), kept);
         }
-        json_free(object);
+        free(object);
     }
 }
 
@@ -71,19 +70,13 @@ static void log_clear(Log *l) {
     l->drawn = false;
 }
 
-static void log_close(Log *l) {
-    log_clear(l);
-    if (l->file != NULL) fclose(l->file);
-    for (int k = 0; k < LOG_SERIES; k++) free(l->losses[k].points);
-    memset(l, 0, sizeof *l);
-}
-
 // Opens the log of a run in `dir`, which must exist. Keeps an old log's lines of steps up to
 // resume_step (0: a new run), whose losses the plot will show. dir NULL: writes no log, as all
 // ranks but 0 do. On failure returns false, with the reason in err; nothing is open then.
 static bool log_open(Log *l, const char *dir, size_t resume_step, Error *err) {
     const char *term = getenv("TERM"), *path = l->path;
-    *l = (Log){.dir = dir, .path = "/dev/null", .screen = stdout, .resumed = resume_step};
+    *l = (Log){.dir = dir, .path = "/dev/null", .screen = stdout, .start = seconds_now(),
+               .resumed = resume_step};
     l->terminal = isatty(STDOUT_FILENO) && (term == NULL || strcmp(term, "dumb") != 0);
     if (dir != NULL) path_join(l->path, dir, "log.jsonl");
     if (dir != NULL && path_exists(path)) {
@@ -133,9 +126,7 @@ static void log_duration(char *out, size_t n, double seconds) {
 static void log_step(Log *l, size_t step, size_t steps, double loss, double grad_norm, double lr,
                      double ms, double tokens_per_s, double flops, const char *more) {
     log_add(&l->losses[LOG_TRAIN], step, loss);
-    const double now = seconds_now();
-    if (l->first == 0) { l->first = step; l->start = now - ms / 1000; }
-    const double per_step = (now - l->start) / (double)(step - l->first + 1);
+    const double now = seconds_now(), per_step = (now - l->start) / (double)(step - l->resumed);
     const size_t ahead = steps > step ? steps - step : 0;
     char peak[32] = "", mfu[32] = "", left[32], line[256], bar[21] = "....................";
     if (l->peak > 0) {
@@ -197,19 +188,15 @@ static void log_best(Log *l, size_t step, double val_loss) {
 // ---------------------------------------------------------------------------------------------
 // The plot
 
-enum { PLOT_WIDTH = 800, PLOT_HEIGHT = 450, PLOT_LEFT = 60, PLOT_RIGHT = 30, PLOT_TOP = 30,
-       PLOT_BOTTOM = 50 };
-
 // Draws both losses over the steps, and replaces DIR/loss.svg. Losses in the first twentieth of the
 // steps that are higher than all later ones are cut off: they would take most of the height.
 static bool log_plot(const Log *l, Error *err) {
     static const char *const names[LOG_SERIES] = {"train", "val"};
     const LogSeries *both = l->losses, *train = &both[LOG_TRAIN];
     char path[PATH_MAX];
-    int y = PLOT_TOP + 10;
-    SvgFrame s = {.f = NULL, .left = PLOT_LEFT, .right = PLOT_WIDTH - PLOT_RIGHT, .top = PLOT_TOP,
-                  .bottom = PLOT_HEIGHT - PLOT_BOTTOM, .x0 = 0, .x1 = 1, .y0 = INFINITY,
-                  .y1 = -INFINITY};
+    int y = 40;
+    SvgFrame s = {.f = NULL, .left = 60, .right = 770, .top = 30, .bottom = 400, .x0 = 0, .x1 = 1,
+                  .y0 = INFINITY, .y1 = -INFINITY};
     for (int k = 0; k < LOG_SERIES; k++)
         if (both[k].count > 0) s.x1 = fmax(s.x1, both[k].points[both[k].count - 1].x);
     for (int k = 0; k < LOG_SERIES; k++)
@@ -225,7 +212,7 @@ static bool log_plot(const Log *l, Error *err) {
     path_join(path, l->dir, "loss.svg");
     s.f = replace_open(path, err);
     if (s.f == NULL) return false;
-    svg_begin(s.f, PLOT_WIDTH, PLOT_HEIGHT);
+    svg_begin(s.f, 800, 450);
     fprintf(s.f, ".axis{stroke:#888} .grid{stroke:#ddd} polyline,circle{fill:none}\n"
             ".raw{stroke:#9ec5f0} .train,.val{stroke-width:2} .train{stroke:#1f6fc4} "
             ".val{stroke:#d9601a}\n");

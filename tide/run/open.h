@@ -15,15 +15,13 @@
 
 typedef struct {
     Options o;
-    GPT2Config config;
     GPT2Table table;
     Tokenizer *tokenizer;           // NULL: token files, whose tokenizer is unknown
     bool task, asks;                // task: --data has examples (task.h), not running text;
                                     // asks: the held-out data has examples
     bool words;                     // each of --labels is one token
     bool packed;                    // rows of several examples are trained
-    Task task_all, task_val_all;    // the examples of --data and --val
-    Task task_train, task_val;      // the examples to train on, and those held out
+    Task task_all, task_train, task_val;  // the examples of --data, to train on, and held out
     Loader train, val;              // .sequences: sequences, or rows of a task; 0: no data
     size_t B, T;                    // shape of a micro-batch: sequences, tokens
     size_t world, rank;             // number of GPUs that train together; number of this one
@@ -35,7 +33,7 @@ typedef struct {
     Chat chat;                      // the format of conversations (--chat)
     bool batches;                   // batches of B x T are read, to train on or to evaluate
     bool sampling;                  // samples are drawn, in training or without it
-    TrainState state;               // the newest whole checkpoint; step 0: there is none
+    TrainState state;               // .config: the model; the newest whole checkpoint, if step > 0
     char resume_from[PATH_MAX];     // the checkpoint with which a resumed run began
     int lock;                       // the file .lock in --out, see out_lock(); -1: not open
     RunState saves;                 // what run_save() saves; run_load() sets it (save.h)
@@ -98,7 +96,6 @@ static void run_open_checkpoint(Run *r) {
     Options *o = &r->o;
     Error err;
     if (!state_find(o->out, SIZE_MAX, &r->state, r->resume_from, &err)) die("%s", err.text);
-    r->config = r->state.config;
     const Options before = options_resume(o, r->state.options);
     if (o->master != before.master)
         printf(o->master == MASTER_BF16 ? "weights, trained in fp32, are rounded to bf16\n"
@@ -116,7 +113,7 @@ static void run_open_checkpoint(Run *r) {
 // Changes the shape of a preset by the options.
 static void run_open_preset(Run *r) {
     const Options *o = &r->o;
-    GPT2Config *c = &r->config;
+    GPT2Config *c = &r->state.config;
     if (o->layers) c->layers = o->layers;
     // If --channels is given, the MLP's width, if the preset has one, changes by the same factor.
     if (o->channels) c->ffn = round_up(c->ffn * o->channels / c->channels, 8);
@@ -133,7 +130,7 @@ static void run_open_preset(Run *r) {
 // Finds the model's shape: in the checkpoint to resume, in a preset, or in a saved model.
 static void run_open_model(Run *r) {
     const Options *o = &r->o;
-    GPT2Config *c = &r->config;
+    GPT2Config *c = &r->state.config;
     if (o->resume) {
         run_open_checkpoint(r);
     } else if (gpt2_preset(c, o->model)) {
@@ -164,7 +161,7 @@ static void run_open_tokenizer(Run *r) {
     const bool bytes = asked != NULL && strcmp(asked, "bytes") == 0;
     char home[PATH_MAX] = "", list[PATH_MAX];
     struct stat merges;
-    if (saved != NULL) model_directory(saved, home);
+    if (saved != NULL) path_directory(saved, home);
     path_join(list, home, "merges.txt");
     const bool has_merges = stat(list, &merges) == 0;
     path_join(list, home, "tokenizer.json");
@@ -174,26 +171,26 @@ static void run_open_tokenizer(Run *r) {
         r->tokenizer = tokenizer_open(ALLOC(Tokenizer, 1, "tokenizer"),
                                       asked != NULL ? asked : home, &tokenizer_why);
         if (r->tokenizer == NULL && asked != NULL) die("%s", tokenizer_why.text);
-    } else if (bytes || saved == NULL || r->config.vocab == 256) {
+    } else if (bytes || saved == NULL || r->state.config.vocab == 256) {
         r->tokenizer = tokenizer_bytes();
     } else if (path_exists(list)) {
         error_set(&tokenizer_why, "%.300s is not read; transformers makes tokenizer.json of it: "
                   "AutoTokenizer.from_pretrained(), save_pretrained()", list);
     }
     if (bytes && saved != NULL  // bytes have no merges
-        && (has_merges ? merges.st_size > 16 : own || r->config.vocab >= 50257))
+        && (has_merges ? merges.st_size > 16 : own || r->state.config.vocab >= 50257))
         die("--tokenizer bytes: the model in %s knows %zu other tokens: leave it out, or name the "
-            "directory of theirs", home, r->config.vocab);
+            "directory of theirs", home, r->state.config.vocab);
 }
 
 // Returns the task with the tokens of --labels and the format of conversations.
-static const Task *run_task(const Run *r) { return r->task ? &r->task_all : &r->task_val_all; }
+static const Task *run_task(const Run *r) { return r->task ? &r->task_all : &r->task_val; }
 
 // Returns the token with which the tokenizer begins every text (OPT's texts begin with </s>), or
 // -1.
 static int32_t run_first_token(const Run *r) {
     if (r->tokenizer->bos >= 0) return r->tokenizer->bos;
-    if (r->config.family == FAMILY_OPT && r->tokenizer->vocab != 256) return 2;
+    if (r->state.config.family == FAMILY_OPT && r->tokenizer->vocab != 256) return 2;
     return -1;
 }
 
@@ -202,7 +199,7 @@ static int32_t run_first_token(const Run *r) {
 static void run_open_task(Run *r) {
     Options *o = &r->o;
     const char *files[2] = {r->task ? o->data : NULL, r->asks ? o->val : NULL};
-    Task *opened[2] = {&r->task_all, &r->task_val_all};
+    Task *opened[2] = {&r->task_all, &r->task_val};
     if (r->tokenizer == NULL) die("examples need --tokenizer: %s", tokenizer_why.text);
     for (int k = 0; k < 2; k++) {
         const char *file = files[k];
@@ -210,13 +207,13 @@ static void run_open_task(Run *r) {
         if (o->labels != NULL && path_exists(file) && path_is_examples(file))
             die("%s has JSON lines: --labels is for labelled sentences, use \"choices\" here",
                 file);
-        TaskReader reader = {o->labels, o->template_text, r->tokenizer, r->config.vocab,
+        TaskReader reader = {o->labels, o->template_text, r->tokenizer, r->state.config.vocab,
                              o->chat_format, o->train_on > 0, {.first_token = run_first_token(r)}};
         *opened[k] = task_open(&reader, file);
     }
     const size_t all = r->task_all.count, cut = o->val == NULL ? all - all / 10 : all;
     if (r->task) r->task_train = task_view(&r->task_all, 0, cut);
-    r->task_val = o->val != NULL ? r->task_val_all : task_view(&r->task_all, cut, all);
+    if (o->val == NULL) r->task_val = task_view(&r->task_all, cut, all);
     r->words = run_task(r)->labels > 0;
     r->packed = o->pack != PACK_OFF && !r->words && r->task_train.count > 0
              && (o->steps > 0 || o->dump != NULL);
@@ -238,7 +235,7 @@ static void run_open_task(Run *r) {
 // a new model: --vocab, or the size that the tokenizer needs.
 static void run_open_data(Run *r) {
     const Options *o = &r->o;
-    GPT2Config *c = &r->config;
+    GPT2Config *c = &r->state.config;
     TokenData data = {0};  // the files of --data, unless they have examples
     Error err;
     r->task = o->data != NULL && (o->labels != NULL || path_is_examples(o->data));
@@ -264,15 +261,13 @@ static void run_open_data(Run *r) {
     if (r->task || r->asks) run_open_task(r);
     if (texts) {
         const size_t all = data.tokens, cut = o->val == NULL ? all - all / 10 : all;
-        r->train = loader_make(&data, 0, cut, r->T, o->seed, true);
-        loader_check(&r->train, o->data);
-        if (o->val == NULL) r->val = loader_make(&data, cut, all, r->T, o->seed, false);
+        r->train = loader_make(&data, 0, cut, r->T, o->seed, true, o->data);
+        if (o->val == NULL) r->val = loader_make(&data, cut, all, r->T, o->seed, false, NULL);
     }
     if (o->val != NULL && !r->asks) {
         const TokenData val = data_open(o->val, r->tokenizer);
         data_check(&val, c->vocab);
-        r->val = loader_make(&val, 0, val.tokens, r->T, o->seed, false);
-        loader_check(&r->val, o->val);
+        r->val = loader_make(&val, 0, val.tokens, r->T, o->seed, false, o->val);
     }
     const uint64_t hash = hash_word(r->task ? r->task_train.count : r->train.data.tokens,
                                     r->task ? task_hash(&r->task_all) : data_hash(&data));
@@ -303,7 +298,7 @@ static uint64_t run_val_hash(const Run *r) {
 // weights are random. A note says so if a sample, an evaluation or MeZO would use such weights, or
 // if trained weights have been published under this name.
 static void run_describe(const Run *r) {
-    const GPT2Config *c = &r->config;
+    const GPT2Config *c = &r->state.config;
     const Options *o = &r->o;
     const bool fresh = !o->resume && r->saved_model == NULL, mezo = o->optimizer == OPTIMIZER_MEZO;
     const bool published = strncmp(o->model, "gpt2", 4) == 0 || c->family == FAMILY_OPT;
@@ -365,7 +360,7 @@ static void run_describe(const Run *r) {
 // Refuses shapes that the GPU's kernels cannot compute: a row must be a multiple of a pack (16
 // bytes), and not longer than a block of threads can hold.
 static void run_check_shape(const Run *r) {
-    const GPT2Config *c = &r->config;
+    const GPT2Config *c = &r->state.config;
     const size_t pack = r->o.precision == PRECISION_FP32 ? 4 : 8;
     const struct { const char *name; size_t n; } rows[] = {
         {"channels", c->channels}, {"channels of embeddings", config_embed(c)},
@@ -470,7 +465,7 @@ static void run_open(Run *r, int argc, char **argv, bool gpu_build) {
     run_open_model(r);
     run_open_tokenizer(r);
     run_open_data(r);
-    r->table = gpt2_table(&r->config);
+    r->table = gpt2_table(&r->state.config);
     run_open_steps(r);
     run_check_together(r);
     if (!o->calibrate) run_describe(r);

@@ -121,8 +121,7 @@ static const Option option_table[] = {
      "of labels 0, 1, .. of --data, a TSV: \" bad| good\""},
     {O_TEXT, "template", AT(template_text), " It was", "TEXT", O_FIXED | O_EMPTY,
      "what stands between sentence and word"},
-    {O_COUNT, "accum", AT(accum), "1", "N", 0,
-     "micro-batches per step, on each GPU", 1, 1 << 20},
+    {O_COUNT, "accum", AT(accum), "1", "N", 0, "micro-batches per step, on each GPU", 1, 1 << 20},
     {O_COUNT, "seed", AT(seed), "1337", "N", O_FIXED,
      "of first weights, order of data, noise, samples", 0, BIG},
     {O_TITLE, "Training"},
@@ -402,10 +401,13 @@ static void unknown_option(const char *arg) {
     die("unknown option %.60s; see --help all", arg);
 }
 
-// Refuses options whose flags belong to another optimizer or mode.
-static void options_check_flags(const Options *o) {
+// Refuses options whose flags belong to another optimizer or mode, and then options that exclude
+// each other. The first row of a list that does not fit, or is true, has the message.
+static void options_check(const Options *o) {
     const bool mezo = o->optimizer == OPTIMIZER_MEZO, zenflow = o->offload == OFFLOAD_ZENFLOW;
     const bool interleave = o->offload == OFFLOAD_INTERLEAVE;
+    const bool placed = option_given(o, "offload"), steps = o->steps > 0;
+    const bool runs = !o->plan && !o->calibrate, reads = o->data != NULL || o->val != NULL;
     const struct { int flag; bool fits; const char *needed; } groups[] = {
         {O_FO, !mezo, "--optimizer adamw"}, {O_ZO, mezo, "--optimizer mezo"},
         {O_ZEN, zenflow, "--offload zenflow"}, {O_SPLIT, interleave, "--offload interleave"},
@@ -417,14 +419,6 @@ static void options_check_flags(const Options *o) {
         for (int i = 0; i < OPTION_COUNT; i++)
             if (o->given[i] && (option_table[i].flags & groups[k].flag) && !groups[k].fits)
                 die("--%s needs %s", option_table[i].name, groups[k].needed);
-}
-
-// Refuses options that exclude each other. The first row below that is true has the message.
-static void options_check(const Options *o) {
-    options_check_flags(o);
-    const bool mezo = o->optimizer == OPTIMIZER_MEZO, zenflow = o->offload == OFFLOAD_ZENFLOW;
-    const bool placed = option_given(o, "offload"), steps = o->steps > 0;
-    const bool runs = !o->plan && !o->calibrate, reads = o->data != NULL || o->val != NULL;
     const struct { bool is; const char *why; double x, y; } refused[] = {
         {o->min_lr > o->lr, "--min-lr %g is above --lr %g", o->min_lr, o->lr},
         {o->epochs > 0 && option_given(o, "steps"),
@@ -511,7 +505,7 @@ static void options_help(FILE *f, const char *program, bool all) {
         fprintf(f, "  %-30s", left);
         if (strlen(left) > 29) fprintf(f, "\n  %-30s", "");
         fprintf(f, "%c %s", opt->flags & O_FIXED ? '=' : ' ', opt->help);
-        if (opt->initial != NULL) fprintf(f, "%s[%s]", opt->help[0] ? " " : "", opt->initial);
+        if (opt->initial != NULL) fprintf(f, " [%s]", opt->initial);
         fputc('\n', f);
     }
 }
@@ -532,7 +526,6 @@ static void options_default(Options *o) {
         if (!option_given(o, "schedule")) o->schedule = SCHEDULE_CONSTANT;
         if (!option_given(o, "weight-decay")) o->weight_decay = 0;
         if (!option_given(o, "warmup")) o->warmup = 0;
-        if (!option_given(o, "min-lr") && o->min_lr > o->lr) o->min_lr = AUTO_REAL;
     }
 }
 

@@ -60,7 +60,7 @@ static bool run_batch(const Run *r, const Loader *loader, uint64_t position, siz
         return true;
     }
     for (size_t b = 0; b < rows; b++)
-        if (!loader_sequence(loader, position + b, r->config.vocab, inputs + b * r->T,
+        if (!loader_sequence(loader, position + b, r->state.config.vocab, inputs + b * r->T,
                              targets + b * r->T, err))
             return false;
     return true;
@@ -249,7 +249,7 @@ static AdamStep run_adam_step(const Run *r, size_t step, double norm_squared, St
 static void run_log_step(Run *r, size_t step, const StepResult *result) {
     const double seconds = seconds_now() - r->start, lr = schedule_lr(&r->o, step);
     const bool mezo = r->o.optimizer == OPTIMIZER_MEZO, idle = result->skipped || result->norm == 0;
-    double flops = gpt2_flops_per_token(&r->config, r->T) * (double)r->step_tokens;
+    double flops = gpt2_flops_per_token(&r->state.config, r->T) * (double)r->step_tokens;
     if (mezo) flops *= 2.0 / 3 * (double)r->o.zo_queries;  // each direction has two forward passes
     r->damaged = result->damaged;
     if (result->damaged) return;
@@ -296,19 +296,19 @@ static bool run_wants_save(Run *r, size_t step) {
 // and the step (0: without training) decide which text is drawn.
 static void run_sample(Run *r, size_t step, SampleNext *next, void *model) {
     const Chat *chat = r->o.chat ? &r->chat : NULL;
-    const size_t V = min_size(r->config.vocab, r->tokenizer->vocab);
+    const size_t V = min_size(r->state.config.vocab, r->tokenizer->vocab);
     Sampler s = {.o = &r->o, .tokenizer = r->tokenizer, .next = next, .model = model,
                  .begin = chat != NULL ? chat->begin : run_first_token(r),
                  .end = chat != NULL ? chat->ids[0] : -1, .number = (uint32_t)step, .V = V,
-                 .context = config_window(&r->config),
-                 .logits = ALLOC(float, r->config.vocab, "sampling")};
+                 .context = config_window(&r->state.config),
+                 .logits = ALLOC(float, r->state.config.vocab, "sampling")};
     if (step > 0) log_clear(&r->log);
     if (chat != NULL) {
         run_catch_signals();
         s.stop = &stop_requested;
         sample_chat(&s, chat);
     } else sample_text(&s);
-    free(s.tokens);
+    free(s.tokens.ids);
     free(s.logits);
 }
 
@@ -341,7 +341,7 @@ static int run_end(Run *r) {
         ranks_barrier();
     }
     if (!log_plot(&r->log, &err)) fail("%s", err.text);
-    log_close(&r->log);
+    log_clear(&r->log);
     if (step == resumed && step >= r->o.steps)
         printf("nothing to do: the run in %s is at step %zu, and --steps is %zu: raise it to go "
                "on\n", out, step, r->o.steps);
@@ -371,8 +371,8 @@ static int run_dump(const Run *r, const int32_t *inputs, const int32_t *targets,
     bool finite = isfinite(loss);
     for (size_t i = 0; i < r->table.elements; i++) finite = finite && isfinite(grads[i]);
     if (!finite) fail("the loss is %g, and not all gradients are finite: nothing is dumped", loss);
-    if (!dump_save(r->o.dump, &r->config, &r->table, r->B, r->T, inputs, targets, begins, loss,
-                   logits, grads, &err))
+    if (!dump_save(r->o.dump, &r->state.config, &r->table, r->B, r->T, inputs, targets, begins,
+                   loss, logits, grads, &err))
         fail("%s", err.text);
     printf("loss %.6f; dump written to %s\n", loss, r->o.dump);
     return 0;

@@ -86,8 +86,8 @@ typedef struct {
     int32_t begin, end;  // begins every text; ends a text, besides the tokenizer's own; -1: none
     uint32_t number;          // the number of the sample, for its random numbers
     size_t V, context;        // number of tokens that can be drawn; that the model sees at once
-    int32_t *tokens;          // [n], and room for the tokens that will be drawn
-    size_t n, first;          // the model sees tokens[first .. n - 1]
+    Tokens tokens;            // of the text so far
+    size_t first;             // the model sees the tokens from this one on
     size_t seen;              // how many of these the model has seen before
     size_t drawn;
     bool spaceless;           // the next text is printed without the space at its start
@@ -99,9 +99,9 @@ typedef struct {
 
 // Ends the program if the model lacks one of the tokens.
 static void sample_check(const Sampler *s, const char *what) {
-    for (size_t i = 0; i < s->n; i++)
-        if ((size_t)s->tokens[i] >= s->V)
-            die("the %s has token %d, the model knows 0 to %zu", what, s->tokens[i], s->V - 1);
+    for (size_t i = 0; i < s->tokens.count; i++)
+        if (s->tokens.ids[i] >= s->V)
+            die("the %s has token %u, the model knows 0 to %zu", what, s->tokens.ids[i], s->V - 1);
 }
 
 // Draws and prints at most `most` tokens, up to the end of the text. The model sees the last
@@ -110,13 +110,14 @@ static void sample_check(const Sampler *s, const char *what) {
 static void sample_on(Sampler *s, size_t most) {
     const Options *o = s->o;
     for (size_t i = 0; i < most && (s->stop == NULL || *s->stop == 0); i++) {
-        if (s->n - s->first > s->context) {
-            s->first = s->n - (s->context + 1) / 2;
+        if (s->tokens.count - s->first > s->context) {
+            s->first = s->tokens.count - (s->context + 1) / 2;
             s->seen = 0;
         }
-        if (s->first > 0 && s->begin >= 0) s->tokens[s->first] = s->begin;
-        const size_t count = s->n - s->first;
-        s->next(s->model, s->tokens + s->first, count, count - s->seen, s->logits);
+        int32_t *const from = (int32_t *)s->tokens.ids + s->first;
+        const size_t count = s->tokens.count - s->first;
+        if (s->first > 0 && s->begin >= 0) *from = s->begin;
+        s->next(s->model, from, count, count - s->seen, s->logits);
         s->seen = count;
         const Philox4 random = philox4x32(o->seed, (uint32_t)s->drawn++, s->number, 0, RNG_SAMPLE);
         const int32_t token = sample(s->logits, s->V, o->temperature, o->top_k, o->top_p,
@@ -133,7 +134,7 @@ static void sample_on(Sampler *s, size_t most) {
         sample_print(text + space, length - space, &s->last);
         if (s->copy != NULL) fwrite(text + space, 1, length - space, s->copy);
         s->spaceless = false;
-        s->tokens[s->n++] = token;
+        tokens_add(&s->tokens, (uint32_t)token);
     }
 }
 
@@ -143,17 +144,13 @@ static void sample_on(Sampler *s, size_t most) {
 static void sample_text(Sampler *s) {
     const char *prompt = s->o->prompt != NULL ? s->o->prompt : "";
     const size_t bytes = strlen(prompt);
-    Tokens tokens = {NULL, 0, 0};
-    tokenizer_text(s->tokenizer, prompt, bytes, 0, s->begin, -1, &tokens);
+    tokenizer_text(s->tokenizer, prompt, bytes, 0, s->begin, -1, &s->tokens);
     const int end = s->tokenizer->eot >= 0 ? s->tokenizer->eot : '\n';
-    if (tokens.count == 0) tokens_add(&tokens, (uint32_t)end);
-    tokens_room(&tokens, s->o->sample_tokens);
-    s->tokens = (int32_t *)tokens.ids;
-    s->n = tokens.count;
+    if (s->tokens.count == 0) tokens_add(&s->tokens, (uint32_t)end);
     sample_check(s, "prompt");
     if (s->number > 0) printf("--- sample\n");
     sample_print(prompt, bytes, &s->last);
-    s->first = s->n > s->context ? s->n - s->context : 0;
+    s->first = s->tokens.count - min_size(s->tokens.count, s->context);
     s->spaceless = bytes == 0 && (s->tokenizer->steps & STEP_STRIP) != 0;
     sample_on(s, s->o->sample_tokens);
     printf("\n%s", s->number > 0 ? "---\n" : "");
@@ -162,76 +159,66 @@ static void sample_text(Sampler *s) {
 // ---------------------------------------------------------------------------------------------
 // A conversation
 
-// Replaces the sampler's tokens by those of the conversation. Tokens at its beginning that the
-// model has already seen there are not computed again.
-static void chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size_t count) {
+// Replaces the sampler's tokens by those of the conversation, and returns their number. Tokens at
+// its beginning that the model has already seen there are not computed again.
+static size_t chat_tokens(Sampler *s, const Chat *chat, const ChatMessage *m, size_t count) {
     size_t n, same = 0;
     int32_t *tokens = chat_encode(chat, m, count, &n);
     for (size_t i = 0; i < n; i++) tokens[i] = token_id(tokens[i]);
-    while (same + 1 < n && same < s->seen && tokens[same] == s->tokens[same]) same++;
-    free(s->tokens);
-    s->tokens = tokens;
-    s->n = n;
+    while (same + 1 < n && same < s->seen && tokens[same] == (int32_t)s->tokens.ids[same]) same++;
+    free(s->tokens.ids);
+    s->tokens = (Tokens){(uint32_t *)tokens, n, n};
     s->first = 0;
     s->seen = same;
     sample_check(s, "conversation");
+    return n;
 }
 
-// Reads a user's turn of *n bytes, a line of the standard input. It stays in memory. Returns NULL
-// at the end of input.
-static char *chat_turn(bool terminal, size_t *n) {
-    char *line = NULL;
-    size_t space = 0;
-    if (terminal) printf("> ");
-    fflush(stdout);
-    if (getline(&line, &space, stdin) < 0) return NULL;
-    *n = strcspn(line, "\r\n");
-    return line;
-}
-
-// Does the work of --chat: answers each turn that is not empty with at most --sample-tokens.
-// --prompt is the system message. If the window has no room for an answer, forgets the oldest
-// turns. Ends with the input, or when *s->stop is not 0.
+// Does the work of --chat: answers each turn, a line of the standard input that is not empty, with
+// at most --sample-tokens. --prompt is the system message. If the window has no room for an answer,
+// forgets the oldest turns. Ends with the input, or when *s->stop is not 0.
 static void sample_chat(Sampler *s, const Chat *chat) {
     const Options *o = s->o;
     const bool terminal = isatty(STDIN_FILENO), system = option_given(o, "prompt");
     bool full = false;
     const size_t room = min_size(o->sample_tokens, s->context / 2);
     ChatMessage *m = ALLOC(ChatMessage, 1, "a conversation");
-    size_t count = 0, length;
-    char *text;
+    size_t count = 0;
     if (system) m[count++] = (ChatMessage){CHAT_SYSTEM, o->prompt, strlen(o->prompt)};
-    while (*s->stop == 0 && (text = chat_turn(terminal, &length)) != NULL) {
+    while (*s->stop == 0) {
+        char *text = NULL, *answer = NULL;  // both stay in memory, as parts of m
+        size_t space = 0, before;
+        if (terminal) printf("> ");
+        fflush(stdout);
+        if (getline(&text, &space, stdin) < 0) break;
+        const size_t length = strcspn(text, "\r\n");
         if (encode_white(text, length, false, true) == length) continue;
         m = (ChatMessage *)realloc(m, (count + 2) * sizeof *m);
         if (m == NULL) fail("out of memory: a conversation");
         m[count++] = (ChatMessage){CHAT_USER, text, length};
         m[count++] = (ChatMessage){CHAT_ASSISTANT, NULL, 0};
-        for (chat_tokens(s, chat, m, count); s->n + room > s->context && count - system > 2;
-             chat_tokens(s, chat, m, count)) {
+        while ((before = chat_tokens(s, chat, m, count)) + room > s->context
+               && count - system > 2) {
             if (!full) fprintf(stderr, "tide: the window of %zu tokens is full: from here on the "
                                "model forgets the oldest turns\n", s->context);
             full = true;
             count -= 2;
             memmove(m + system, m + system + 2, (count - system) * sizeof *m);
         }
-        if (s->n > s->context) {
-            fprintf(stderr, "tide: that is too long: %zu tokens, and the model sees %zu\n", s->n,
+        if (before > s->context) {
+            fprintf(stderr, "tide: that is too long: %zu tokens, and the model sees %zu\n", before,
                     s->context);
             count -= 2;
             continue;
         }
-        const size_t most = min_size(o->sample_tokens, s->context + 1 - s->n), before = s->n;
-        char *answer = NULL;
-        s->tokens = (int32_t *)realloc(s->tokens, (s->n + most) * sizeof *s->tokens);
-        if (s->tokens == NULL) fail("out of memory: a conversation");
+        const size_t most = min_size(o->sample_tokens, s->context + 1 - before);
         s->spaceless = (chat->format->rules & CHAT_SPACED) != 0;
         s->copy = text_open(&answer, &m[count - 1].n);
         sample_on(s, most);
         text_close(s->copy);
         m[count - 1].text = answer;
         sample_print("\n", 1, &s->last);
-        if (s->n - before == most)
+        if (s->tokens.count - before == most)
             fprintf(stderr, "tide: the answer was cut here, after %zu token%s (%s)\n", most,
                     plural(most), most < o->sample_tokens ? "a full window" : "--sample-tokens");
     }

@@ -16,7 +16,7 @@
 static void run_load_first(Run *r, const RunState *state) {
     const GPT2Table *t = &r->table;
     if (r->saved_model != NULL) {
-        model_load(r->saved_model, &r->config, t, state);
+        model_load(r->saved_model, &r->state.config, t, state);
         return;
     }
     float *w = ALLOC(float, PART_UNIT, "first weights");
@@ -43,7 +43,7 @@ static __attribute__((noinline)) void run_load(Run *r, const RunState *state) {
     static const float limits[] = {0x1.ffp127f, INFINITY, 65520};
     r->saves = *state;
     r->saves.master_bf16 = r->o.master == MASTER_BF16;
-    r->saves.limit = r->o.gpu_build || r->saves.master_bf16 ? limits[r->o.precision] : 0;
+    if (r->o.gpu_build || r->saves.master_bf16) r->saves.limit = limits[r->o.precision];
     state = &r->saves;
     if (!r->o.resume) run_load_first(r, state);
     while (r->o.resume && !state_load(r->resume_from, &r->state, &r->table, state, &err)) {
@@ -97,7 +97,6 @@ static void run_write(Run *r, size_t step, bool state) {
     Error err;
     if (r->o.no_save) return;
     save.state.step = step;
-    save.state.config = r->config;
     save.state.seed = r->o.seed;
     save.state.data_position = step * r->step_sequences;
     path_join(path, r->o.out, "config.json");
@@ -117,7 +116,8 @@ static void run_write(Run *r, size_t step, bool state) {
         state = state && !ok;
         if (ok && ranks.rank == 0)
             ok = ranks.world > 1 ? state_model(&save, step, r->o.out, bf16, ends, origin, &err)
-                : model_save(r->o.out, &r->config, &r->table, &r->saves, bf16, ends, origin, &err);
+                : model_save(save.out, &r->state.config, save.table, save.here, bf16, ends, origin,
+                             &err);
         if (ok && ranks.rank == 0 && r->state.best.step > 0 && !r->best_is_out)
             r->best_is_out = ok = state_model(&save, r->state.best.step, path, bf16, ends, origin,
                                                 &err);

@@ -71,7 +71,7 @@ static void zen_open(const Run *r, ZenMap *map, ZenClock *clock, size_t whole) {
     const char *at = zen_is_saved(r) ? text_line(r->state.text, "optimizer") : NULL;
     int read = 0;
     if (at != NULL) sscanf(at, " zenflow\nzen.whole %zu", &whole);
-    *map = zen_map(&r->table, r->config.layers, r->o.zen_topk, whole);
+    *map = zen_map(&r->table, r->state.config.layers, r->o.zen_topk, whole);
     *clock = zen_clock(map);
     if (at == NULL) {
         clock->rest_t = r->state.step - r->state.scaling.skipped;  // steps in another mode

@@ -101,7 +101,7 @@ static int32_t *encoded(const Chat *chat, const char *messages, size_t *count) {
     if (strcmp(m[n - 1].text, "...") == 0) m[n - 1] = (ChatMessage){CHAT_ASSISTANT, NULL, 0, false};
     int32_t *tokens = chat_encode(chat, m, n, count);
     free(m);
-    json_free(root);
+    free(root);
     return tokens;
 }
 

@@ -24,7 +24,7 @@ static bool save_model(const char *dir, const GPT2Config *c, float *arena, bool 
     GPT2Table t = gpt2_table(c);
     const RunState here = state_in(&arena, 1);
     const bool ok = model_save(dir, c, &t, &here, bf16, these, origin, &err);
-    gpt2_table_free(&t);
+    free(t.tensors);
     return ok;
 }
 
@@ -50,7 +50,7 @@ static float *load_weights(const char *path, const GPT2Config *c) {
     float *arena = zeros(c);
     const RunState here = state_in(&arena, 1);
     model_load(path, c, &t, &here);
-    gpt2_table_free(&t);
+    free(t.tensors);
     return arena;
 }
 
@@ -117,7 +117,7 @@ static float *save_first(const GPT2Config *c, bool bf16) {
                c->vocab * c->channels * sizeof *arena);
     CHECK(save_model(in_base("first"), c, arena, false, no_ends, NULL)
           && save_model(in_base("plain"), c, arena, bf16, no_ends, NULL), "%s", err.text);
-    gpt2_table_free(&t);
+    free(t.tensors);
     return arena;
 }
 
@@ -436,7 +436,7 @@ static void test_format_accepts(void) {
         "'e':{'dtype':'I64','shape':[3,0],'data_offsets':[4,4]},"
         "'b':{'shape':[2,1,1,1,1,1,1,2],'data_offsets':[0,4],'dtype':'BOOL'}}   ";
     const double value = 2.5;
-    SafeTensors st;
+    SafeTensors st = {0};
     char file[400] = {(char)strlen(some)};
     float read = 0;
     memcpy(file + 8, quoted(some), strlen(some));

@@ -72,11 +72,11 @@ static struct {  // of all ranks
 
 static Model *model_of(const GPT2Config *c) {
     Model *g = (Model *)alloc_or_fail(1, sizeof *g, "model");
-    g->c = *c;
+    g->c = g->state.config = *c;
     g->t = gpt2_table(&g->c);
     snprintf(g->state.options, sizeof g->state.options,
              "--lr 1e-3\n--name \xe9 \\nseal 7\n--none\n");
-    const RunState here = {PARTS, g->pieces, 0, state_move, g->arenas, false, 0};
+    const RunState here = {PARTS, g->pieces, 0, state_move, g->arenas, false, INFINITY};
     g->here = here;
     for (int k = 0; k < PARTS; k++) g->arenas[k] = ALLOC(float, g->t.elements, "arena");
     for (size_t at = 0, n; at < g->t.elements; at += n) {
@@ -99,7 +99,7 @@ static Model *small_model(void) {
 
 static void model_free(Model *g) {
     for (int k = 0; k < PARTS; k++) free(g->arenas[k]);
-    gpt2_table_free(&g->t);
+    free(g->t.tensors);
     free(g);
 }
 
@@ -343,7 +343,6 @@ static Run *ranks_run(const Model *g, const char *out) {
     static Run r;
     memset(&r, 0, sizeof r);
     r.o.out = out;
-    r.config = g->c;
     r.table = g->t;
     r.step_sequences = (size_t)1 << 60;
     r.o.seed = SEED;

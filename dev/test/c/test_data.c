@@ -209,8 +209,8 @@ static void test_split(void) {
     const size_t counts[4] = {10, 1, 7, 2};
     TokenData all = numbered(counts, 4);
     for (size_t cut = 0; cut <= 20; cut++) {
-        const TokenData halves[2] = {loader_make(&all, 0, cut, 1, 1, false).data,
-                                     loader_make(&all, cut, 20, 1, 1, false).data};
+        const TokenData halves[2] = {loader_make(&all, 0, cut, 1, 1, false, NULL).data,
+                                     loader_make(&all, cut, 20, 1, 1, false, NULL).data};
         size_t seg = 0, i = 0;
         CHECK(halves[0].tokens == cut && halves[1].tokens == 20 - cut, "cut at %zu", cut);
         for (int half = 0; half < 2; half++)
@@ -251,7 +251,7 @@ static void test_coverage(void) {
         const size_t *counts = shapes[run % 4], T = Ts[run / 4 % 5];
         const bool shuffle = run / 20;
         const TokenData d = numbered(counts, 4);
-        const Loader l = loader_make(&d, 0, d.tokens, T, 5, shuffle);
+        const Loader l = loader_make(&d, 0, d.tokens, T, 5, shuffle, NULL);
         size_t expected = 0, s, at;
         for (s = 0; s < 4; s++)
             if (counts[s] > T)
@@ -272,7 +272,8 @@ static void test_coverage(void) {
     }
     const size_t counts[2] = {800, 555};
     const TokenData d = numbered(counts, 2);
-    const Loader a = loader_make(&d, 0, 1355, 8, 1, true), b = loader_make(&d, 0, 1355, 8, 2, true);
+    const Loader a = loader_make(&d, 0, 1355, 8, 1, true, NULL);
+    const Loader b = loader_make(&d, 0, 1355, 8, 2, true, NULL);
     size_t same[4] = {0}, s[4], at[4], phases = 0;
     for (uint64_t p = 0; p < 600; p++) {
         where(&a, p, &s[0], &at[0]);
@@ -313,15 +314,17 @@ static void test_loader_errors(void) {
         {{5, 9, 7}, 9, "--seq 8 or less"}, {{5, 9, 7}, 8, NULL}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const TokenData d = numbered(rows[i].counts, 3);
-        const Loader l = loader_make(&d, 0, d.tokens, rows[i].T, 1, true);
+        const Loader l = loader_make(&d, 0, d.tokens, rows[i].T, 1, true, NULL);
         CHECK((l.sequences > 0) == (rows[i].words == NULL), "%zu: %zu", i, l.sequences);
-        if (rows[i].words == NULL) loader_check(&l, "t");
-        else CHECK(DIES_WITH(rows[i].words, loader_check(&l, "t")), "%zu", i);
+        if (rows[i].words == NULL) loader_make(&d, 0, d.tokens, rows[i].T, 1, true, "t");
+        else CHECK(DIES_WITH(rows[i].words, loader_make(&d, 0, d.tokens, rows[i].T, 1, true, "t")),
+                   "%zu", i);
     }
     // A token that the model does not know is named, with its place in the file.
     int32_t inputs[16], targets[16];
     const TokenData d = numbered((size_t[2]){33, 40}, 2);
-    const Loader l = loader_make(&d, 37, 73, 16, 1, false);  // from token 4 of the second segment
+    // from token 4 of the second segment
+    const Loader l = loader_make(&d, 37, 73, 16, 1, false, NULL);
     CHECK(loader_sequence(&l, 0, 1022, inputs, targets, &err)
           && !loader_sequence(&l, 0, 1021, inputs, targets, &err)
           && strstr(err.text, "numbered: token 20 is 1021") != NULL, "%s", err.text);

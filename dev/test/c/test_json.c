@@ -15,7 +15,7 @@ static bool accepts_bytes(const char *bytes, size_t n) {
     CHECK((root == NULL) == (err.text[0] != '\0'), "error text is '%s'", err.text);
     free(copy);
     bool ok = root != NULL;
-    json_free(root);
+    free(root);
     return ok;
 }
 
@@ -27,7 +27,7 @@ static void json_strings(void) {
     CHECK(root != NULL && root->length == sizeof expected - 1
           && memcmp(root->string, expected, sizeof expected) == 0, "decoded as '%s'",
           root == NULL ? "nothing" : root->string);
-    json_free(root);
+    free(root);
 }
 
 static void json_accepts(void) {
@@ -69,11 +69,11 @@ static void json_numbers(void) {
         const bool ok = json_size(root, &size);
         CHECK(ok == (cases[i].size >= 0) && (double)size == (ok ? cases[i].size : 77), "%s: %zu",
               cases[i].text, size);
-        json_free(root);
+        free(root);
     }
     Json *text = parse("\"1\"");
     CHECK(!json_size(NULL, &(size_t){0}) && !json_size(text, &(size_t){0}), "no number");
-    json_free(text);
+    free(text);
 }
 
 static void json_writes(void) {
@@ -91,7 +91,7 @@ static void json_writes(void) {
     Json *root = json_parse(text, n, &err);
     CHECK(root != NULL && root->length == length && memcmp(root->string, all, length) == 0,
           "every code point, written and read");
-    json_free(root);
+    free(root);
     free(text);
     f = open_memstream(&text, &n);
     json_write_string(f, "\"\\\n\x01/\xff\xc3", 7);
@@ -126,7 +126,7 @@ static void text_files(void) {
         free(text);
         Json *root = json_read(path, &err);
         CHECK((root != NULL) == (i == 0) && (i == 0 || strstr(err.text, path)), "%s", err.text);
-        json_free(root);
+        free(root);
     }
     CHECK(file_read(base, &n, &err) == NULL && strstr(err.text, "regular") != NULL, "a directory");
     CHECK(file_read(none, &n, &err) == NULL && strstr(err.text, none) != NULL, "a missing file");

@@ -36,7 +36,7 @@ static void try_index(const char *path, size_t n) {
 }
 
 static void try_safetensors(const char *bytes, size_t n) {
-    SafeTensors st;
+    SafeTensors st = {0};
     if (!safetensors_parse(&st, exact(bytes, n), n, &err)) die("%s", err.text);
 }
 

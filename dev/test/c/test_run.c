@@ -168,12 +168,12 @@ static void test_task(void) {
           "not shuffled, or another label");
     CHECK(r->state.data_hash == hash_word(23, task_hash(&r->task_all)), "other data go unnoticed");
     // OPT's texts begin with </s>, those of bytes and of other models not
-    r->config.family = FAMILY_OPT;
+    r->state.config.family = FAMILY_OPT;
     CHECK(run_first_token(r) == -1, "bytes");
     r->tokenizer = tokenizer_open(ALLOC(Tokenizer, 1, "tokenizer"), TEST_FIXTURES "/tokenizer",
                                   &err);
     CHECK(run_first_token(r) == 2, "no </s>");
-    r->config.family = FAMILY_GPT2;
+    r->state.config.family = FAMILY_GPT2;
     CHECK(run_first_token(r) == -1, "GPT-2");
     trainer_free(a);
 }
@@ -206,7 +206,7 @@ static void test_row_length(void) {
         const char *said = PRINTS(a = begin_run(line, in_base("length")));
         const Run *r = &a->run;
         CHECK(r->T == cases[i].T && r->o.seq == r->T, "case %zu: %zu tokens", i, r->T);
-        CHECK((strstr(said, "without --seq") != NULL) == (r->T < r->config.context)
+        CHECK((strstr(said, "without --seq") != NULL) == (r->T < r->state.config.context)
               && (strstr(said, "longer than --seq 2048:") != NULL) == (cases[i].each > 2048),
               "case %zu says: %s", i, said);
         trainer_free(a);
@@ -236,7 +236,7 @@ static void test_first_values(void) {
         CHECK(x->rank < 2 || fabs(sum / (double)n) < 0.05 * std, "%s is not centred", x->name);
         for (size_t j = n; j < x->size; j++) CHECK(p[j] == 0, "%s: padding", x->name);
     }
-    gpt2_table_free(&t);
+    free(t.tensors);
     free(arena);
 }
 

@@ -72,7 +72,7 @@ static void file_says_what_happened(void) {
     CHECK(trace_flush(&t, &err), "%s", err.text);
     Json *json = json_read(path, &err);
     CHECK(json != NULL, "%s", err.text);
-    json_free(json);
+    free(json);
     span(&t, 0, "backwards", TRACE_NONE, 2, 1, 7);  // never negative
     // An hour in, what touches after nanoseconds still touches, and the digits are there.
     span(&t, 0, "a", TRACE_NONE, 3600.0000001234, 3600.0000005678, 0);

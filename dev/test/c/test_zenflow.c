@@ -266,7 +266,7 @@ static void resume(ZenReference *x, const Model *m) {
     static Run r;
     r.o.resume = true;
     r.o.zen_topk = x->config.topk;
-    r.config = m->config;
+    r.state.config = m->config;
     r.table = m->table;
     r.state.text = zen_text(&x->map, &x->clock);
     zen_map_free(&x->map);
@@ -317,7 +317,7 @@ static void the_reference_is_what_the_simulator_says(void) {
         free(g);
         simulator_free(&s);
         reference_free(&x);
-        gpt2_table_free(&m.table);
+        free(m.table.tensors);
     }
     use_threads(0);
     for (int n = 1; n <= MOST; n++) several += lengths[n];

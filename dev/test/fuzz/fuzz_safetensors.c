@@ -7,7 +7,7 @@
 #include <assert.h>
 
 static void use(const uint8_t *bytes, size_t n) {
-    SafeTensors st;
+    SafeTensors st = {0};
     Error err;
     err.text[0] = '\0';
     const bool ok = safetensors_parse(&st, bytes, n, &err);
@@ -44,7 +44,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         if (root != NULL && DIES(config_read(root, "config.json", &c)) == NULL)
             assert(c.layers > 0 && c.ffn > 0 && c.vocab_padded >= c.vocab
                   && (c.head_size > 0 || c.channels % c.heads == 0));
-        json_free(root);
+        free(root);
     } else if (kind == 2) {
         for (int how = 0; how < 3; how++) {
             TrainState s;

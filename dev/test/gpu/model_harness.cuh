@@ -100,9 +100,10 @@ static bool moments_bf16, master_bf16;
 static float *floats(size_t n) { return (float *)alloc_or_fail(n, sizeof(float), "test"); }
 
 static GPT2Config shape_config(const Shape *s) {
-    GPT2Config c;
+    GPT2Config c = {};
     Error err;
-    config_family(&c, s->family);
+    c.family = s->family;
+    config_family(&c);
     c.layers = s->L;
     c.heads = s->NH;
     c.channels = s->C;
@@ -114,6 +115,7 @@ static GPT2Config shape_config(const Shape *s) {
     c.embed = s->E;
     if (s->family < FAMILY_LLAMA) c.activation = s->activation;
     c.tied = s->tied;
+    if (s->family >= FAMILY_LLAMA) c.rope.theta = s->family == FAMILY_SMOLLM3 ? 2e6 : 1e4;
     if (s->family == FAMILY_SMOLLM3) c.unturned = 2;
     if (s->family == FAMILY_MISTRAL && s->document > 0) c.window = 6;
     if (s->family == FAMILY_QWEN3) c.norm_eps = 1e-3;  // so large that its place matters
@@ -141,7 +143,7 @@ static float *shape_params(const Shape *s, bool clear) {
         }
         free(noise);
     }
-    gpt2_table_free(&t);
+    free(t.tensors);
     return params;
 }
 
@@ -191,7 +193,7 @@ static void model_forget(GPT2 *g) {
     free(g->visits);
     pieces_free(&g->pieces);
     free(g->shards.shards);
-    gpt2_table_free(&g->table);
+    free(g->table.tensors);
     free(g);
 }
 
@@ -404,9 +406,10 @@ static Trainer *trainer_open(const Step *s) {
     r->T = g->max_T = s->T;
     r->world = s->world > 1 ? s->world : 1;
     r->step_tokens = s->B * s->T * s->accum * r->world;
-    if (!gpt2_preset(&r->config, s->model) || !gpt2_finish(&r->config, &err)) die("%s", s->model);
-    g->config = r->config;
-    g->table = r->table = gpt2_table(&r->config);
+    GPT2Config *c = &r->state.config;
+    if (!gpt2_preset(c, s->model) || !gpt2_finish(c, &err)) die("%s", s->model);
+    g->config = *c;
+    g->table = r->table = gpt2_table(c);
     if (s->zen != NULL) r->o.offload = OFFLOAD_ZENFLOW;
     g->zero = zero_open(r);
     g->shards = g->zero == NULL ? gpt2_shards_all(&g->table)

@@ -450,7 +450,7 @@ static Shared *shared_open(const Config *c) {
     const GPT2Config config = shape_config(c->shape);
     GPT2Table t = gpt2_table(&config);
     const size_t P = t.elements;
-    gpt2_table_free(&t);
+    free(t.tensors);
     void *p = mmap(NULL, shared_bytes(P), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
                    0);
     if (p == MAP_FAILED) die("mmap: %s", strerror(errno));
@@ -537,7 +537,7 @@ static GPT2 *adamw_open(const Config *c, const Shared *from) {
     Run *r = &adamw_run;
     memset(r, 0, sizeof *r);
     r->training = true;
-    r->config = g->config;
+    r->state.config = g->config;
     r->table = g->table;
     r->B = s.B;
     r->T = s.T;

@@ -17,7 +17,7 @@ static ZenMap map_of_two(void) {
     t.count = 2;
     for (int i = 0; i < 2; i++) {
         tensors[i].rank = 1 + i;
-        tensors[i].rows = tensors[i].rows_padded = i == 1 ? ROWS : 1;
+        tensors[i].rows = i == 1 ? ROWS : 1;
         tensors[i].cols = COLS;
         tensors[i].size = tensors[i].rows * COLS;
         tensors[i].offset = t.elements;

@@ -44,7 +44,7 @@ static void read_trace(Traced *spans, int wanted) {
         x->length = number(e, "dur");
     }
     CHECK(n == wanted, "%d spans, not %d", n, wanted);
-    json_free(root);
+    free(root);
 }
 
 // Copies in (to the GPU) or out, as a span.

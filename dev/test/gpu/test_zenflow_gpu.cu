@@ -90,13 +90,13 @@ static void run_of(Run *r, const Config *c, const char *out) {
     memset(r, 0, sizeof *r);
     r->o = c->o;
     r->o.out = out;
-    r->config = shape_config(c->shape);
-    r->table = gpt2_table(&r->config);
+    r->state.config = shape_config(c->shape);
+    r->table = gpt2_table(&r->state.config);
     r->training = true;
 }
 
 static void run_free(Run *r) {
-    gpt2_table_free(&r->table);
+    free(r->table.tensors);
     free(r->state.text);
 }
 
