@@ -188,15 +188,19 @@ static void log_best(Log *l, size_t step, double val_loss) {
 // ---------------------------------------------------------------------------------------------
 // The plot
 
+enum { PLOT_WIDTH = 800, PLOT_HEIGHT = 450, PLOT_LEFT = 60, PLOT_RIGHT = 30, PLOT_TOP = 30,
+       PLOT_BOTTOM = 50 };
+
 // Draws both losses over the steps, and replaces DIR/loss.svg. Losses in the first twentieth of the
 // steps that are higher than all later ones are cut off: they would take most of the height.
 static bool log_plot(const Log *l, Error *err) {
     static const char *const names[LOG_SERIES] = {"train", "val"};
     const LogSeries *both = l->losses, *train = &both[LOG_TRAIN];
     char path[PATH_MAX];
-    int y = 40;
-    SvgFrame s = {.f = NULL, .left = 60, .right = 770, .top = 30, .bottom = 400, .x0 = 0, .x1 = 1,
-                  .y0 = INFINITY, .y1 = -INFINITY};
+    int y = PLOT_TOP + 10;
+    SvgFrame s = {.f = NULL, .left = PLOT_LEFT, .right = PLOT_WIDTH - PLOT_RIGHT, .top = PLOT_TOP,
+                  .bottom = PLOT_HEIGHT - PLOT_BOTTOM, .x0 = 0, .x1 = 1, .y0 = INFINITY,
+                  .y1 = -INFINITY};
     for (int k = 0; k < LOG_SERIES; k++)
         if (both[k].count > 0) s.x1 = fmax(s.x1, both[k].points[both[k].count - 1].x);
     for (int k = 0; k < LOG_SERIES; k++)
@@ -212,7 +216,7 @@ static bool log_plot(const Log *l, Error *err) {
     path_join(path, l->dir, "loss.svg");
     s.f = replace_open(path, err);
     if (s.f == NULL) return false;
-    svg_begin(s.f, 800, 450);
+    svg_begin(s.f, PLOT_WIDTH, PLOT_HEIGHT);
     fprintf(s.f, ".axis{stroke:#888} .grid{stroke:#ddd} polyline,circle{fill:none}\n"
             ".raw{stroke:#9ec5f0} .train,.val{stroke-width:2} .train{stroke:#1f6fc4} "
             ".val{stroke:#d9601a}\n");

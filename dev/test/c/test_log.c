@@ -179,8 +179,7 @@ static void a_terminal_shows_progress_in_place(void) {
 // ---------------------------------------------------------------------------------------------
 // The plot
 
-enum { PLOT_LEFT = 60, PLOT_RIGHT = 770, PLOT_TOP = 30, PLOT_BOTTOM = 400,  // as log_plot() has them
-       PLOT_SPAN = PLOT_RIGHT - PLOT_LEFT };
+enum { PLOT_SPAN = PLOT_WIDTH - PLOT_LEFT - PLOT_RIGHT };
 
 // Reads the points of the polylines of this style, or of all (""). Returns how many there are.
 static SvgPoint drawn[4 * SVG_BUCKETS];
@@ -192,8 +191,8 @@ static size_t points_of(const char *svg, const char *style) {
         double x, y, before = 0;
         int used = 0;
         for (s += strlen(begin); sscanf(s, " %lf,%lf%n", &x, &y, &used) == 2; s += used) {
-            CHECK(x >= PLOT_LEFT && x <= PLOT_RIGHT && x >= before, "x %g", x);
-            CHECK(y <= PLOT_BOTTOM, "y %g", y);
+            CHECK(x >= PLOT_LEFT && x <= PLOT_WIDTH - PLOT_RIGHT && x >= before, "x %g", x);
+            CHECK(y <= PLOT_HEIGHT - PLOT_BOTTOM, "y %g", y);
             before = x;
             drawn[count++] = (SvgPoint){x, y};
         }
@@ -241,7 +240,7 @@ static void the_plot_keeps_spikes_and_averages(void) {
         log_add(train_losses, i, up ? 9 : down ? 0 : i % 2 ? (i < 99 ? 99 : 1) : 3);
     }
     for (size_t i = 1; i <= 1001; i++) log_add(val_losses, i, i == 1001 ? 9 : 1);
-    const double h = PLOT_BOTTOM - PLOT_TOP;  // losses 0 .. 9 and 4 % on both sides
+    const double h = PLOT_HEIGHT - PLOT_TOP - PLOT_BOTTOM;  // losses 0 .. 9 and 4 % on both sides
     const double top = PLOT_TOP + h * 0.04 / 1.08, bottom = PLOT_TOP + h * 1.04 / 1.08;
     const double two = PLOT_TOP + h * (0.04 + 7.0 / 9) / 1.08;
     const char *svg = plot();
