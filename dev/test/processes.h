@@ -72,7 +72,10 @@ static int code_of(pid_t process) {
 // Prepares a job of so many processes.
 static void job_new(int processes) {
     memset(&job, 0, sizeof job);
-    for (int i = 0; i < 2; i++) job.files[i] = memfd_create("text", 0);
+    for (int i = 0; i < 2; i++) {
+        job.files[i] = memfd_create("text", 0);
+        fcntl(job.files[i], F_SETFL, O_APPEND);  // else two that write at once may write to one place
+    }
     job.port = free_port();
     job.world = processes;
 }
