@@ -162,6 +162,21 @@ static void presets_have_their_parameters(void) {
         CHECK(t.parameters == known[i].parameters, "%s has %zu", known[i].name, t.parameters);
         free(t.tensors);
     }
+    // What their config.json says of norms and rotary positions.
+    static const struct { const char *name; double eps, theta, factor; } said[] = {
+        {"llama2-7b", 1e-5, 1e4, 0}, {"llama3.1-8b", 1e-5, 5e5, 8}, {"llama3.2-1b", 1e-5, 5e5, 32},
+        {"mistral-7b", 1e-5, 1e4, 0}, {"qwen2.5-7b", 1e-6, 1e6, 0}, {"qwen3-8b", 1e-6, 1e6, 0},
+        {"smollm3-3b", 1e-6, 5e6, 0}};
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++) {
+        GPT2Config c;
+        gpt2_preset(&c, said[i].name);
+        const bool slowed = said[i].factor > 0, llama3 = c.rope.scaling == ROPE_LLAMA3;
+        CHECK(c.norm_eps == said[i].eps && c.rope.theta == said[i].theta
+              && c.rope.factor == said[i].factor && llama3 == slowed
+              && (!slowed || (c.rope.low == 1 && c.rope.high == 4 && c.rope.original == 8192)),
+              "%s: eps %g, theta %g, factor %g", said[i].name, c.norm_eps, c.rope.theta,
+              c.rope.factor);
+    }
 }
 
 int main(void) {
