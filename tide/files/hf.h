@@ -42,7 +42,7 @@ typedef struct {
     void *owner;
     bool moments_bf16;         // AdamW's m and v are stored as bf16
     float limit;               // a weight with |w| >= limit, or NaN, is refused
-    bool master_bf16;          // a loaded weight is rounded to bf16
+    bool master_bf16;          // weights are stored as bf16
 } RunState;
 
 // Implements RunState.move for arenas in host memory. owner: an array of arenas, one for each part.
@@ -57,10 +57,13 @@ static RunState state_in(float *const *arenas, int parts) {
     return (RunState){parts, &all, 1, state_move, (void *)arenas, false, INFINITY, false};
 }
 
-// Copies n loaded values from w to a part. With master_bf16, rounds weights to bf16 before, in w.
+static bool part_is_bf16(const RunState *state, int part) {
+    return part == 1 || part == 2 ? state->moments_bf16 : state->master_bf16;
+}
+
+// Copies n loaded values from w to a part. Rounds them before, in w, if the part is bf16.
 static void part_set(const RunState *state, int part, size_t at, size_t n, float *w) {
-    const bool weights = part == 0 || part == 3;
-    for (size_t i = 0; weights && state->master_bf16 && i < n; i++)
+    for (size_t i = 0; part_is_bf16(state, part) && i < n; i++)
         w[i] = bf16_to_f32(f32_to_bf16(w[i]));
     state->move(state->owner, part, at, n, w, false);
 }

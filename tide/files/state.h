@@ -31,10 +31,6 @@
 enum { STATE_PARTS = 4 };
 static const char *const state_parts[STATE_PARTS] = {"param.", "m.", "v.", "shown."};
 
-static int state_dtype(const RunState *state, int part) {
-    return state->moments_bf16 && (part == 1 || part == 2) ? ST_BF16 : ST_F32;
-}
-
 // The checkpoint with the lowest validation loss (--keep-best), the loss, and the hash of the
 // validation data. step 0: there is none.
 typedef struct { size_t step; double loss; uint64_t data; } StateBest;
@@ -298,7 +294,8 @@ static __attribute__((noinline)) bool state_save(const StateSave *save, Error *e
     if (!state_agree(ok, err)) return false;
     path_join(path, made, "state.safetensors");
     for (int k = 0; k < save->here->parts; k++)
-        tensors_add(&file, NULL, save->table, state_parts[k], state_dtype(save->here, k));
+        tensors_add(&file, NULL, save->table, state_parts[k],
+                    part_is_bf16(save->here, k) ? ST_BF16 : ST_F32);
     if (first) safewriter_open(&file, path);
     ranks_barrier();
     if (!first) safewriter_open(&file, path);
@@ -336,8 +333,8 @@ static bool state_find(const char *out, size_t before, TrainState *s, char dir[P
 }
 
 // Loads the checkpoint *s, which state_find() has found in dir, into *state. The file must have the
-// first state->parts of state_parts; its other parts are not read. Padding becomes zero. Moments
-// are converted if their type in the file is another. For each tensor, one of the ranks checks the
+// first state->parts of state_parts; its other parts are not read. Padding becomes zero. Parts are
+// converted if their type in the file is another. For each tensor, one of the ranks checks the
 // hash while loading it. All ranks must call this function.
 static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
                        const RunState *state, Error *err) {
@@ -348,7 +345,7 @@ static bool state_load(const char *dir, const TrainState *s, const GPT2Table *t,
         snprintf(name, sizeof name, "%s%s", state_parts[k], t->tensors[0].name);
         const SafeTensor *first = safetensors_find(&st, name);
         if (first == NULL) ok = error_set(err, "tensor %s is missing", name);
-        else if (k == 1 && first->dtype != state_dtype(state, k))
+        else if (k == 1 && (first->dtype == ST_BF16) != state->moments_bf16)
             printf(state->moments_bf16 ? "AdamW's moments, saved in fp32, are rounded to bf16\n"
                                       : "AdamW's moments, saved in bf16, are fp32 from here on\n");
         for (int i = 0; ok && i < t->count; i++) {

@@ -127,8 +127,7 @@ static void run_eval(Run *r, size_t step, RunLoss *loss, void *model) {
     if (r->damaged) return;
     if (step == 0) {
         printf("val loss %.6f", mean);
-        if (right >= 0) printf(", accuracy %.2f %%", 100 * right);
-        printf("\n");
+        printf(right >= 0 ? ", accuracy %.2f %%\n" : "\n", 100 * right);
         if (run_val_rows(r) < r->val.sequences)
             printf("of %zu sequences, the first %zu were evaluated (--eval-batches)\n",
                    r->val.sequences, run_val_rows(r));

@@ -171,10 +171,8 @@ static void log_eval(Log *l, size_t step, double val_loss, double accuracy) {
     log_clear(l);
     fprintf(l->file, "{\"step\":%zu,\"val_loss\":%.9g", step, val_loss);
     fprintf(l->screen, "step %zu | val loss %.4f", step, val_loss);
-    if (accuracy >= 0) fprintf(l->file, ",\"val_accuracy\":%.6g", accuracy);
-    if (accuracy >= 0) fprintf(l->screen, " | accuracy %.2f %%", 100 * accuracy);
-    fprintf(l->file, "}\n");
-    fprintf(l->screen, "\n");
+    fprintf(l->file, accuracy >= 0 ? ",\"val_accuracy\":%.6g}\n" : "}\n", accuracy);
+    fprintf(l->screen, accuracy >= 0 ? " | accuracy %.2f %%\n" : "\n", 100 * accuracy);
     log_flush(l, step);
 }
 

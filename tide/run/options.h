@@ -17,7 +17,7 @@
 // Values of options with choices, in the order of their names in the table. Values of --offload,
 // --weights and such are in model.h.
 enum { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };
-enum { SAVE_FP32, SAVE_BF16 };
+enum { SAVE_AUTO, SAVE_FP32, SAVE_BF16 };
 enum { OPTIMIZER_ADAMW, OPTIMIZER_MEZO };
 enum { PRECISION_BF16, PRECISION_FP32, PRECISION_FP16 };
 enum { OVERLAP_ON, OVERLAP_OFF };
@@ -181,7 +181,8 @@ static const Option option_table[] = {
      "and that of the lowest validation loss; weights: OUT/best"},
     {O_FLAG, "no-save", AT(no_save), NULL, NULL, O_OWN,
      "leave only the log, and without --out nothing"},
-    {O_CHOICE, "save-dtype", AT(save_dtype), "fp32", "fp32|bf16", 0, "of model.safetensors"},
+    {O_CHOICE, "save-dtype", AT(save_dtype), "auto", "auto|fp32|bf16", 0,
+     "of model.safetensors; auto: that of --master"},
     {O_COUNT, "threads", AT(threads), "0", "N", O_OWN,
      "0: one per core; of ranks, each its own", 0, 4096},
     {O_TEXT, "dump", AT(dump), NULL, "FILE", O_OWN,

@@ -8,15 +8,17 @@
 #include "options.h"
 #include "../files/chat.h"
 
-// Keeps the nucleus (Holtzman et al. 2020) of n probabilities: the largest, as few as have a sum of
-// `enough` > 0 or more; of equal ones the first. Sets all others to 0. Returns the nucleus's sum.
-static double sample_nucleus(float *p, size_t n, double enough) {
+// Keeps the `most` largest of n probabilities, and of these the nucleus (Holtzman et al. 2020): as
+// few of the largest as have `share` > 0 of their sum. Of equal ones the first is the largest. Sets
+// all others to 0. Returns the sum of those that it keeps.
+static double sample_keep(float *p, size_t n, size_t most, double share) {
     uint64_t *order = ALLOC(uint64_t, n, "sampling");  // bits of numbers >= 0 are in their order
     size_t kept = 0;
-    double sum = 0;
+    double all = 0, sum = 0;
     for (size_t i = 0; i < n; i++) order[i] = (uint64_t)~float_bits(p[i]) << 32 | i;
     qsort(order, n, sizeof *order, compare_words);
-    for (; kept < n && sum < enough; kept++) sum += p[(uint32_t)order[kept]];
+    for (size_t k = 0; k < most; k++) all += p[(uint32_t)order[k]];
+    for (; kept < most && sum < share * all; kept++) sum += p[(uint32_t)order[kept]];
     for (size_t k = kept; k < n; k++) p[(uint32_t)order[k]] = 0;
     free(order);
     return sum;
@@ -34,21 +36,14 @@ static int32_t sample(float *logits, size_t n, double temperature, size_t top_k,
         if (logits[i] > logits[best]) best = i;
     }
     if (temperature < 1e-6) return (int32_t)best;
-    float least = -INFINITY;
-    if (top_k > 0 && top_k < n) {
-        double *sorted = ALLOC(double, n, "sampling");
-        for (size_t i = 0; i < n; i++) sorted[i] = logits[i];
-        qsort(sorted, n, sizeof *sorted, compare_doubles);
-        least = (float)sorted[n - top_k];
-        free(sorted);
-    }
     const float max = logits[best];
+    const size_t most = top_k > 0 ? min_size(top_k, n) : n;
     double sum = 0;
     for (size_t i = 0; i < n; i++) {
-        logits[i] = logits[i] < least ? 0 : expf((logits[i] - max) / (float)temperature);
+        logits[i] = expf((logits[i] - max) / (float)temperature);
         sum += logits[i];
     }
-    if (top_p < 1) sum = sample_nucleus(logits, n, top_p * sum);
+    if (most < n || top_p < 1) sum = sample_keep(logits, n, most, top_p);
     double left = uniform * sum;
     for (size_t i = 0; i < n; i++) {
         if (logits[i] > 0 && left < logits[i]) return (int32_t)i;

@@ -81,6 +81,11 @@ static void run_save_tokenizer(const Run *r, const char *dir) {
     if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, dir);
 }
 
+// Is model.safetensors in bf16? auto: if all weights are bf16, as masters in bf16 are.
+static bool run_saves_bf16(const Options *o) {
+    return o->save_dtype == SAVE_AUTO ? o->master == MASTER_BF16 : o->save_dtype == SAVE_BF16;
+}
+
 // Writes to --out weights, which other programs can load, and, with `state`, a checkpoint, from
 // which --resume goes on. After an error, the older files are still whole. With several ranks, no
 // rank has all weights: rank 0 reads them from the checkpoint. If the disk is full, all checkpoints
@@ -89,7 +94,7 @@ static void run_save_tokenizer(const Run *r, const char *dir) {
 static void run_write(Run *r, size_t step, bool state) {
     const Tokenizer *tok = r->tokenizer;
     const TextEnds ends = {tok != NULL ? tok->bos : -1, tok != NULL ? tok->eot : -1};
-    const bool bf16 = r->o.save_dtype == SAVE_BF16;
+    const bool bf16 = run_saves_bf16(&r->o);
     const double start = seconds_now();
     const bool improved = state && r->o.keep_best && r->lowest < r->state.best.loss;
     StateSave save = {r->o.out, &r->table, &r->saves, (int)r->o.keep, r->state};
@@ -153,8 +158,9 @@ static void run_save(Run *r, char *more) {
 static double run_disk(const Run *r, size_t checkpoints) {
     const Options *o = &r->o;
     const double moment = o->optimizer == OPTIMIZER_MEZO ? 0 : o->moments == MOMENTS_BF16 ? 2 : 4;
-    const double state = 4 + 2 * moment + (o->offload == OFFLOAD_ZENFLOW ? 4 : 0);
-    const double weights = (o->save_dtype == SAVE_BF16 ? 2 : 4) * (o->keep_best ? 2 : 1);
+    const double master = o->master == MASTER_BF16 ? 2 : 4;
+    const double state = 2 * moment + master * (o->offload == OFFLOAD_ZENFLOW ? 2 : 1);
+    const double weights = (run_saves_bf16(o) ? 2 : 4) * (o->keep_best ? 2 : 1);
     return (double)r->table.parameters * ((double)checkpoints * state + weights);
 }
 

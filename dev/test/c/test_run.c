@@ -56,6 +56,13 @@ static void test_weights_in_bf16(void) {
         wrong += begun->arena[i] != first || resumed->arena[i] != first;
     }
     CHECK(wrong == 0 && resumed->run.o.master == MASTER_BF16, "%zu weights are others", wrong);
+    begun->run.done = 1;
+    run_save(&begun->run, NULL);
+    trainer_free(begun);
+    begun = begin_run("--resume --master fp32", in_base("bf16"));
+    wrong = 0;
+    for (size_t i = 0; i < a->run.table.elements; i++) wrong += begun->arena[i] != resumed->arena[i];
+    CHECK(wrong == 0, "%zu weights are others in fp32 again", wrong);
     resumed->arena[3] = FLT_MAX;
     resumed->run.done = 2;
     run_save(&resumed->run, NULL);
@@ -78,6 +85,7 @@ static void test_sampling(void) {
         {{.1, .4, .2, .25, .05}, 0.5, 0.8, 0, {0, 719, 0, 281, 0}},      // the tempered ones count
         {{.1, .4, .2, .25, .05}, 1, 0.75, 3, {0, 615, 0, 385, 0}},       // .65 / .85 of top-k's
         {{.2, .2, .2, .2, .2}, 1, 0.5, 0, {333, 333, 333, 0, 0}},        // of equal ones the first
+        {{.2, .2, .2, .2, .2}, 1, 1, 2, {500, 500, 0, 0, 0}},
     };
     float logits[5];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

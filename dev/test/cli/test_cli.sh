@@ -31,6 +31,14 @@ check loss_falls true_that "$(field whole 12 loss) < $first - 0.5"
 as_planned memory_is_as_planned memory.out 0.1
 check the_plan_is_a_table test "$(planned CPU memory.out)" = \
     "$(sed -n 's/^memory: .*planned \([0-9.]*\) MiB$/\1/p' memory.out | sed 's/[.]0$//')"
+# So is the disk: all numbers have 16 bits here.
+"$tide" --data text.txt --layers 4 --heads 4 --channels 256 --context 128 --steps 1 --eval-every 0 --master bf16 \
+    --moments bf16 --offload zenflow --out halves >halves.out
+for run in memory halves; do
+    check disk_is_as_said_$run close "$(cat $run/checkpoints/*/state.safetensors | wc -c) * 1e-6" \
+        "$(sed -n 's/^checkpoints: \([0-9.]*\) MB, .*/\1/p' $run.out)" 0.1
+done
+check weights_are_halves_too grep -q '"torch_dtype": "bfloat16"' halves/config.json
 "$tide" --model whole --steps 0 --prompt x --sample-tokens 2 >new.out 2>/dev/null
 check the_sample_is_alone sh -c '! grep -q "note\|model:" new.out'
 
