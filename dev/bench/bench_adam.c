@@ -8,11 +8,6 @@
 #include "machine.h"
 #include "../tool.h"
 
-static double median(double *x, size_t n) {
-    qsort(x, n, sizeof *x, compare_doubles);
-    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
-}
-
 // The same streams as adam_work(), with next to no arithmetic.
 #define PLAIN_UPDATE(GRADIENT)                        \
     _Pragma("omp parallel for simd schedule(static)") \
@@ -149,10 +144,10 @@ int main(int argc, char **argv) {
             }
             ratio[r] = plain[r] / adam[r];
         }
-        const double seconds = median(adam, rounds);
+        const double seconds = median_of(adam, rounds);
         printf("adam_work, %s: %.2f G parameters/s, %.1f GB/s, plain loop %.1f GB/s, median "
                "ratio %.1f %%\n", names[kind], (double)n / seconds * 1e-9, bytes / seconds * 1e-9,
-               bytes / median(plain, rounds) * 1e-9, 100 * median(ratio, rounds));
+               bytes / median_of(plain, rounds) * 1e-9, 100 * median_of(ratio, rounds));
     }
     float *acc = (float *)alloc_or_fail(n, 4, "sums");
     for (size_t k = 0; k < sizeof zen_benches / sizeof *zen_benches; k++) {
@@ -180,8 +175,8 @@ int main(int argc, char **argv) {
         }
         const double bytes = (double)n * b->bytes;
         printf("%s: %.1f GB/s, plain loop %.1f GB/s, median ratio %.1f %%\n", b->name,
-               bytes / median(adam, rounds) * 1e-9, bytes / median(plain, rounds) * 1e-9,
-               100 * median(ratio, rounds));
+               bytes / median_of(adam, rounds) * 1e-9, bytes / median_of(plain, rounds) * 1e-9,
+               100 * median_of(ratio, rounds));
     }
     free(acc);
     static const AdamStep none;
@@ -193,21 +188,21 @@ int main(int argc, char **argv) {
         adam[r] = seconds_now() - start;
     }
     printf("accumulate with sums, bf16: %.1f GB/s\n",
-           10.0 * (double)n / median(adam, rounds) * 1e-9);
+           10.0 * (double)n / median_of(adam, rounds) * 1e-9);
     rng_normals(g, n, 1, 0, 1, 0);
     for (size_t r = 0; r < rounds; r++) {
         const double start = seconds_now();
         norm_block_sums(g, n, sums);
         adam[r] = seconds_now() - start;
     }
-    printf("norm_block_sums: %.1f GB/s (sum %.6g)\n", 4.0 * (double)n / median(adam, rounds) * 1e-9,
+    printf("norm_block_sums: %.1f GB/s (sum %.6g)\n", 4.0 * (double)n / median_of(adam, rounds) * 1e-9,
            norm_total(sums, norm_blocks(n)));
     for (size_t r = 0; r < rounds; r++) {
         const double start = seconds_now();
         rng_normals(p, n, 1, 0, (uint32_t)r, 0);
         adam[r] = seconds_now() - start;
     }
-    printf("rng_normals: %.0f M/s\n", (double)n / median(adam, rounds) * 1e-6);
+    printf("rng_normals: %.0f M/s\n", (double)n / median_of(adam, rounds) * 1e-6);
     free(p); free(m); free(v); free(g); free(sums); free(adam); free(plain); free(ratio);
     return 0;
 }

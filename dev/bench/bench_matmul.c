@@ -51,9 +51,7 @@ static void bench(const char *name, bool ta, bool tb, size_t M, size_t N, size_t
         const double rate = 1e-9 * flops * inner * threads / (seconds_now() - start);
         if (i >= 0) { rates[i] = rate; peaks[i] = peak; }
     }
-    qsort(rates, (size_t)repeats, sizeof *rates, compare_doubles);
-    qsort(peaks, (size_t)repeats, sizeof *peaks, compare_doubles);
-    const double rate = rates[repeats / 2], peak = peaks[repeats / 2];
+    const double rate = median_of(rates, (size_t)repeats), peak = median_of(peaks, (size_t)repeats);
     const double best = rates[repeats - 1], best_peak = peaks[repeats - 1];
     printf("%-16s M=%-5zu N=%-5zu K=%-5zu %7.1f GFLOP/s %5.1f %% of %.1f; best %7.1f %5.1f %%\n",
            name, M, N, K, rate, 100.0 * rate / peak, peak, best, 100.0 * best / best_peak);

@@ -58,8 +58,7 @@ static void bench_mode(const char *name, const GPT2Config *config, const Offload
         gpt2_update_wait(g);
         if (i >= 0) t[i] = seconds_now() - begin;
     }
-    qsort(t, ROUNDS, sizeof *t, compare_doubles);
-    const double seconds = t[ROUNDS / 2], all = (double)g->table.elements;
+    const double seconds = median_of(t, ROUNDS), all = (double)g->table.elements;
     const size_t *n = g->pieces.elements;
     const double away = (double)(n[PIECE_HOST] + n[PIECE_VISIT]);
     const double share = (double)n[PIECE_VISIT] / away;
@@ -105,9 +104,8 @@ static void bench_casts(bool tiny) {
             t[i] = seconds_now() - begin;
             if (half != kept) free(half);
         }
-        qsort(t, ROUNDS, sizeof *t, compare_doubles);
         printf("# %-12s %-8.3g %s\n", rows[k].name,
-               (double)(rows[k].each * n) / t[ROUNDS / 2], rows[k].unit);
+               (double)(rows[k].each * n) / median_of(t, ROUNDS), rows[k].unit);
     }
 }
 

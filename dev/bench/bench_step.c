@@ -10,11 +10,6 @@
 
 enum { REPEATS = 5 };
 
-static double median(double *x, int n) {
-    qsort(x, (size_t)n, sizeof *x, compare_doubles);
-    return x[n / 2];
-}
-
 static void bench(const char *model, size_t B, size_t T) {
     GPT2 g;
     Error err;
@@ -71,16 +66,16 @@ static void bench(const char *model, size_t B, size_t T) {
         t[STEP][i] = t4 - t0;
         t[PEAK][i] = fma_peak_gflops(0.1);
     }
-    const double peak = median(t[PEAK] + 1, REPEATS);
+    const double peak = median_of(t[PEAK] + 1, REPEATS);
     printf("\n%s, B=%zu T=%zu, %d threads, medians of %d; FMA peak %.0f GFLOP/s\n", model, B, T,
            omp_get_max_threads(), REPEATS, peak);
     for (int i = 0; i < PEAK; i++) {
-        const double s = median(t[i] + 1, REPEATS);
+        const double s = median_of(t[i] + 1, REPEATS);
         printf("  %-22s %8.1f ms", names[i], 1e3 * s);
         if (flops[i] > 0) printf("  %5.1f %% of the peak", 100 * flops[i] / s / (1e9 * peak));
         printf("\n");
     }
-    printf("  %.0f tokens/s\n", (double)N / median(t[STEP] + 1, REPEATS));
+    printf("  %.0f tokens/s\n", (double)N / median_of(t[STEP] + 1, REPEATS));
     free(tokens);
     gpt2_free(&g);
 }

@@ -62,8 +62,7 @@ static void bench(const char *dir, const char *file, const char *text, size_t n)
     printf("%-20s %10.2f %7.0f ms", slash != NULL ? slash + 1 : dir, (double)n / (double)tokens,
            1e3 * load);
     for (int k = 0; k < NAMES; k++) {
-        qsort(all[k], ROUNDS, sizeof(double), compare_doubles);
-        const double median = all[k][ROUNDS / 2];
+        const double median = median_of(all[k], ROUNDS);
         if (median > 0) printf(" %11.1f", 1e-6 * (double)n / median);
         else printf(" %11s", "-");
     }

@@ -34,11 +34,9 @@ static void report(const char *name, double bytes, double *seconds, double *copy
     const int n = bench.timed.rounds;
     double part[TIMED_ROUNDS];
     for (int i = 0; i < n; i++) part[i] = copy[i] / seconds[i];
-    qsort(seconds, (size_t)n, sizeof *seconds, compare_doubles);
-    qsort(part, (size_t)n, sizeof *part, compare_doubles);
-    printf("  %-32s %9.1f %9.1f %8.0f %8.1f   %.1f to %.1f\n", name, 1e6 * seconds[n / 2],
-           1e-6 * bytes, 1e-9 * bytes / seconds[n / 2], 100 * part[n / 2], 100 * part[0],
-           100 * part[n - 1]);
+    const double middle = median_of(seconds, (size_t)n), of_copy = median_of(part, (size_t)n);
+    printf("  %-32s %9.1f %9.1f %8.0f %8.1f   %.1f to %.1f\n", name, 1e6 * middle, 1e-6 * bytes,
+           1e-9 * bytes / middle, 100 * of_copy, 100 * part[0], 100 * part[n - 1]);
     fflush(stdout);
 }
 

@@ -40,9 +40,7 @@ static void times_add(Times *t, double seconds) {
 }
 
 static double median(Times *t) {
-    if (t->count == 0) return 0;
-    qsort(t->seconds, (size_t)t->count, sizeof *t->seconds, compare_doubles);
-    return t->seconds[t->count / 2];
+    return t->count > 0 ? median_of(t->seconds, (size_t)t->count) : 0;
 }
 
 // Seconds of what `call` queues, from an idle device to an idle device.

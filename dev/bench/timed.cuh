@@ -75,8 +75,7 @@ static void timed_turns(const Timed *t, double bytes, F call, double *first, G o
 template <typename F> static double timed(const Timed *t, double bytes, F call) {
     double s[TIMED_ROUNDS];
     timed_turns(t, bytes, call, s, call, NULL);
-    qsort(s, (size_t)t->rounds, sizeof *s, compare_doubles);
-    return s[t->rounds / 2];
+    return median_of(s, (size_t)t->rounds);
 }
 
 #endif

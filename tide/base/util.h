@@ -87,13 +87,7 @@ HOST_DEVICE static inline uint32_t float_bits(float x) { uint32_t u; memcpy(&u, 
 HOST_DEVICE static inline float bits_float(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
 
 // Returns a b + c, rounded once, with the same bits everywhere. (A CPU without FMA is slow here.)
-HOST_DEVICE static inline float fma_f32(float a, float b, float c) {
-#ifdef __CUDA_ARCH__
-    return __fmaf_rn(a, b, c);
-#else
-    return __builtin_fmaf(a, b, c);
-#endif
-}
+HOST_DEVICE static inline float fma_f32(float a, float b, float c) { return fmaf(a, b, c); }
 
 #define TIDE_VERSION "0.2.0"
 
@@ -191,6 +185,12 @@ static int compare_words(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+// Returns the median of n > 0 numbers (of an even n, the larger one of two), and sorts them.
+static double median_of(double *x, size_t n) {
+    qsort(x, n, sizeof *x, compare_doubles);
+    return x[n / 2];
+}
+
 // Returns seconds of a clock that never jumps.
 static double seconds_now(void) {
     struct timespec t;
@@ -204,6 +204,17 @@ static NumberText count_text(double n) {
     NumberText c;
     snprintf(c.text, sizeof c.text, "%.4g %c", n * (n < 1e9 ? 1e-6 : 1e-9), n < 1e9 ? 'M' : 'G');
     return c;
+}
+
+// Formats a duration: "41 s", "3 m 12 s", "2 h 05 m", "4 d 03 h".
+static NumberText duration_text(double seconds) {
+    const unsigned long s = seconds < 1e9 ? (unsigned long)(seconds + 0.5) : 1000000000UL;
+    NumberText d;
+    if (s < 60) snprintf(d.text, sizeof d.text, "%lu s", s);
+    else if (s < 3600) snprintf(d.text, sizeof d.text, "%lu m %02lu s", s / 60, s % 60);
+    else if (s < 86400) snprintf(d.text, sizeof d.text, "%lu h %02lu m", s / 3600, s % 3600 / 60);
+    else snprintf(d.text, sizeof d.text, "%lu d %02lu h", s / 86400, s % 86400 / 3600);
+    return d;
 }
 
 // Writes dir + "/" + name to out. Ends the program if that is too long.

@@ -33,11 +33,6 @@ typedef struct {
     double seconds;             // time for one measurement
 } Calibration;
 
-static double calibrate_median(double *x, int count) {
-    qsort(x, (size_t)count, sizeof *x, compare_doubles);
-    return x[count / 2];
-}
-
 // ---------------------------------------------------------------------------------------------
 // The work
 
@@ -110,7 +105,7 @@ static double calibrate_rate(Calibration *c, int work, size_t limit, cudaStream_
         else grown = true;
         if (count >= 3 && seconds_now() - begin > c->seconds) break;
     }
-    return (double)n / fmax(calibrate_median(t, count), 1e-9);
+    return (double)n / fmax(median_of(t, (size_t)count), 1e-9);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -187,7 +182,7 @@ static void calibrate_together(Calibration *c, double host_seconds, double rates
         overlap_rates(&o, one);
         for (int i = 0; i < 3; i++) tried[i][k] = one[i];
     }
-    for (int i = 0; i < 3; i++) rates[i] = calibrate_median(tried[i], TRIES);
+    for (int i = 0; i < 3; i++) rates[i] = median_of(tried[i], TRIES);
     for (int i = 0; i < 3; i++)
         for (int j = 0; j <= CALIBRATE_PARTS; j++) event_free(e[i][j]);
 }

@@ -193,7 +193,7 @@ static LayerTimes time_layers(const Steps *steps, const Run *r, size_t layers, i
     rates->gpu_attention = attention_flops(g);
     rates->gpu_flops = 1e12;
     const Prediction pred = gpt2_rehearse(g, run, rates, NULL);
-    const double median = calibrate_median(seconds, count);
+    const double median = median_of(seconds, (size_t)count);
     x.flops = 1e12 * (pred.compute - pred.attention);
     x.seconds = fmax(median - pred.attention - pred.other, median / 10);  // other: layer_passes()
     gpt2_free(g);

@@ -236,8 +236,7 @@ static void matmul_measure(Matmul *lt, const MatmulPlan *p, const MatmulOperands
             times[i][k] = ok ? matmul_seconds(lt, p, &found[i].algo, x, n) : INFINITY;
         }
     for (int i = 0; i < count; i++) {
-        qsort(times[i], ROUNDS, sizeof(double), compare_doubles);
-        const double us = 1e6 * times[i][ROUNDS / 2];
+        const double us = 1e6 * median_of(times[i], ROUNDS);
         if (i == 0) best->first_us = best->us = us;
         if (i > 0 && us >= fmin(best->us, 0.99 * best->first_us)) continue;
         best->us = us;

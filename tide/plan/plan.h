@@ -161,13 +161,9 @@ static void plan_print_speed(const Rates *rates, const PlanRun *run, const Predi
         printf("  at work: GPU %.0f %%, CPU %.0f %%, link %.0f %% to the GPU, %.0f %% to the host"
                "\n", 100 * s[USES_GPU], 100 * s[USES_CPU], 100 * s[USES_H2D], 100 * s[USES_D2H]);
     if (run->steps == 0) return;
-    const double seconds = pred->step * (double)run->steps;
-    const int k = (seconds >= 60) + (seconds >= 3600) + (seconds >= 360000);
-    const double units[] = {1, 60, 3600, 86400}, length = seconds / units[k];
-    const char *const names[] = {"seconds", "minutes", "hours", "days"};
-    printf("  %zu step%s, %s tokens: %.*f %s, without evaluations and checkpoints\n", run->steps,
+    printf("  %zu step%s, %s tokens: %s, without evaluations and checkpoints\n", run->steps,
            plural(run->steps), count_text((double)run->steps * (double)run->tokens).text,
-           length < 10 ? 2 : length < 100 ? 1 : 0, length, names[k]);
+           duration_text(pred->step * (double)run->steps).text);
 }
 
 // Prints a Prediction in several lines.

@@ -110,15 +110,6 @@ static void log_flush(Log *l, size_t step) {
     if (!ok && ftruncate(fileno(l->file), l->whole) == 0) clearerr(l->file);
 }
 
-// Formats a duration: "41 s", "3 m 12 s", "2 h 05 m", "4 d 03 h".
-static void log_duration(char *out, size_t n, double seconds) {
-    unsigned long s = seconds < 1e9 ? (unsigned long)(seconds + 0.5) : 1000000000UL;
-    if (s < 60) snprintf(out, n, "%lu s", s);
-    else if (s < 3600) snprintf(out, n, "%lu m %02lu s", s / 60, s % 60);
-    else if (s < 86400) snprintf(out, n, "%lu h %02lu m", s / 3600, s % 3600 / 60);
-    else snprintf(out, n, "%lu d %02lu h", s / 86400, s % 86400 / 3600);
-}
-
 // Writes both lines (for people, for programs) of a step (1 .. steps). ms: its milliseconds. more:
 // other members of the JSON object, each after a comma, or "". flops: its FLOP/s; divided by
 // l->peak they are "mfu", model FLOPs utilization (Chowdhery et al. 2022, section 4.1). On a
@@ -128,7 +119,7 @@ static void log_step(Log *l, size_t step, size_t steps, double loss, double grad
     log_add(&l->losses[LOG_TRAIN], step, loss);
     const double now = seconds_now(), per_step = (now - l->start) / (double)(step - l->resumed);
     const size_t ahead = steps > step ? steps - step : 0;
-    char peak[32] = "", mfu[32] = "", left[32], line[256], bar[21] = "....................";
+    char peak[32] = "", mfu[32] = "", line[256], bar[21] = "....................";
     if (l->peak > 0) {
         l->peak = fmax(l->peak, flops);
         snprintf(peak, sizeof peak, " | %.0f %% of peak", 100 * flops / l->peak);
@@ -137,16 +128,17 @@ static void log_step(Log *l, size_t step, size_t steps, double loss, double grad
     fprintf(l->file, "{\"step\":%zu,\"loss\":%.9g,\"grad_norm\":%.9g,\"lr\":%.9g,\"ms\":%.6g,"
             "\"tokens_per_s\":%.6g,\"tflops\":%.6g%s%s}\n", step, loss, grad_norm, lr, ms,
             tokens_per_s, 1e-12 * flops, mfu, more);
-    log_duration(left, sizeof left, per_step * (double)ahead);
+    const NumberText left = duration_text(per_step * (double)ahead);
     const size_t usual = l->terminal ? steps / 20 + 1 : 1;
     if (step % (l->every > 0 ? l->every : usual) == 0 || ahead == 0) {
         log_clear(l);
         fprintf(l->screen, "step %zu/%zu | loss %.4f | norm %.2f | lr %.1e | %.0f tok/s%s | %s left"
-                "\n", step, steps, loss, grad_norm, lr, tokens_per_s, peak, left);
+                "\n", step, steps, loss, grad_norm, lr, tokens_per_s, peak,
+                left.text);
     } else if (l->terminal && now - l->last_drawn > 0.05) {
         memset(bar, '#', (size_t)(20 * (double)step / (double)steps));
         snprintf(line, sizeof line, "step %zu/%zu [%s] loss %.4f | %.0f tok/s | %s left", step,
-                 steps, bar, loss, tokens_per_s, left);
+                 steps, bar, loss, tokens_per_s, left.text);
         fprintf(l->screen, "\r%.79s\033[K", line);  // 79 columns: the 80th could begin a new line
         l->drawn = true;
         l->last_drawn = now;

@@ -88,7 +88,7 @@ static void test_a_hundred_steps(void) {
     const double late = 1e-3 * measure(&c, in_memory(&c)).late, *const end = end_of_step + FIRST;
     double ms[STEPS];
     for (int i = 0; i < STEPS; i++) ms[i] = 1e-3 * (end[i + 1] - end[i]);
-    const double sum = 1e-3 * (end[STEPS] - end[0]) / STEPS, middle = calibrate_median(ms, STEPS);
+    const double sum = 1e-3 * (end[STEPS] - end[0]) / STEPS, middle = median_of(ms, STEPS);
     const double first = 1e-3 * (end[SOME] - end[0]) / SOME;
     const double last = 1e-3 * (end[STEPS] - end[STEPS - SOME]) / SOME;
     printf("  %d steps: mean %.4f ms, median %.4f; the first %d %.4f, the last %d %.4f; after the "

@@ -55,7 +55,7 @@ all=$(cat ./*.c ./*.h ./*.cu Makefile $(ls tide/*/* | grep -v /unicode) | wc -l)
 [ "$above" -le 4000 ] && echo "ok lines_above: $above of 4000" || echo "FAIL lines_above: $above of 4000"
 step=$(wc -l <train_gpt2.cu)
 [ "$step" -le 900 ] && echo "ok lines_of_train_gpt2.cu: $step of 900" || echo "FAIL lines_of_train_gpt2.cu: $step of 900"
-[ "$all" -le 22521 ] && echo "ok lines_in_all: $all of 22521" || echo "FAIL lines_in_all: $all of 22521"
+[ "$all" -le 22520 ] && echo "ok lines_in_all: $all of 22520" || echo "FAIL lines_in_all: $all of 22520"
 large=$(wc -l tide/*/* | awk '$1 > 650 && $2 != "total" && $2 !~ /unicode/ { printf "%s %d, ", $2, $1 }')
 echo "ok files_of_more_than_650_lines: ${large%, }"
 
