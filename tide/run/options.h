@@ -182,7 +182,7 @@ static const Option option_table[] = {
     {O_FLAG, "no-save", AT(no_save), NULL, NULL, O_OWN,
      "leave only the log, and without --out nothing"},
     {O_CHOICE, "save-dtype", AT(save_dtype), "auto", "auto|fp32|bf16", 0,
-     "of model.safetensors; auto: that of --master"},
+     "of model.safetensors; auto: bf16 if all weights are"},
     {O_COUNT, "threads", AT(threads), "0", "N", O_OWN,
      "0: one per core; of ranks, each its own", 0, 4096},
     {O_TEXT, "dump", AT(dump), NULL, "FILE", O_OWN,

@@ -12,6 +12,12 @@
 #include "open.h"
 #include <sys/statvfs.h>
 
+// Are all weights bf16 numbers, as masters in bf16 are, and MeZO's weights on a GPU?
+static bool run_in_bf16(const Options *o) {
+    return o->master == MASTER_BF16 || (o->gpu_build && o->optimizer == OPTIMIZER_MEZO
+                                        && o->precision == PRECISION_BF16);
+}
+
 // Loads the weights of a new run: from the files of --model, or the random ones of a preset.
 static void run_load_first(Run *r, const RunState *state) {
     const GPT2Table *t = &r->table;
@@ -61,6 +67,7 @@ static __attribute__((noinline)) void run_load(Run *r, const RunState *state) {
         before.data_hash = r->state.data_hash;
         r->state = before;
     }
+    r->saves.master_bf16 = run_in_bf16(&r->o);  // MeZO's weights are rounded as its trainer does
     out_take(&r->o, &r->lock);
 }
 
@@ -81,9 +88,8 @@ static void run_save_tokenizer(const Run *r, const char *dir) {
     if (r->tokenizer != NULL && r->rank == 0) tokenizer_save(r->tokenizer, dir);
 }
 
-// Is model.safetensors in bf16? auto: if all weights are bf16, as masters in bf16 are.
 static bool run_saves_bf16(const Options *o) {
-    return o->save_dtype == SAVE_AUTO ? o->master == MASTER_BF16 : o->save_dtype == SAVE_BF16;
+    return o->save_dtype == SAVE_AUTO ? run_in_bf16(o) : o->save_dtype == SAVE_BF16;
 }
 
 // Writes to --out weights, which other programs can load, and, with `state`, a checkpoint, from
@@ -158,8 +164,8 @@ static void run_save(Run *r, char *more) {
 static double run_disk(const Run *r, size_t checkpoints) {
     const Options *o = &r->o;
     const double moment = o->optimizer == OPTIMIZER_MEZO ? 0 : o->moments == MOMENTS_BF16 ? 2 : 4;
-    const double master = o->master == MASTER_BF16 ? 2 : 4;
-    const double state = 2 * moment + master * (o->offload == OFFLOAD_ZENFLOW ? 2 : 1);
+    const double weight = run_in_bf16(o) ? 2 : 4;
+    const double state = 2 * moment + weight * (o->offload == OFFLOAD_ZENFLOW ? 2 : 1);
     const double weights = (run_saves_bf16(o) ? 2 : 4) * (o->keep_best ? 2 : 1);
     return (double)r->table.parameters * ((double)checkpoints * state + weights);
 }

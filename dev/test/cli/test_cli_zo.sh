@@ -133,6 +133,10 @@ else echo "skip several_gpus: fewer than three on this machine"; fi
 
 deep="--layers 20 --heads 2 --channels 64 --context 16 --vocab 300 $mezo --steps 2 --"
 "$tide" $deep --out deep >deep.out
+# its weights are bf16 numbers, and are saved so
+check saved_as_said close "$(cat deep/checkpoints/*/state.safetensors | wc -c) * 1e-6" \
+    "$(sed -n 's/^checkpoints: \([0-9.]*\) MB, .*/\1/p' deep.out)" 0.1
+check saved_in_bf16 grep -q '"torch_dtype": "bfloat16"' deep/config.json
 less=$(planned GPU deep.out)
 "$tide" $deep --gpu-memory "$((1024 * ${less%.*} - 1024))K" --out deep_stream >deep_stream.out
 check little_memory_turns_streaming_on grep -q 'of 20 layers.*all of them would not fit' \
