@@ -74,6 +74,8 @@ for there in model.safetensors vocab.json log.jsonl notes.txt .hidden best link;
     rm -rf theirs
     mkdir theirs
     case $there in best) mkdir theirs/best ;; link) ln -s nowhere theirs/link ;; *) echo mine >theirs/$there ;; esac
+    # a conversion that was killed leaves weights and a lock
+    [ $there != model.safetensors ] || echo "process 1 on here" >theirs/.lock
     copy_of theirs
     for how in "" "--resume auto" --no-save; do
         refuses "out_with_${there}_is_refused $how" 2 \
