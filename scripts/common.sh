@@ -1,7 +1,9 @@
 # common.sh: functions that the scripts share: paths, refusals, usage, and the folders to which they write. A
 # script never removes or overwrites files of an earlier call, or of a user. To be sourced.
+# With --help or -h, a script prints the comment at its head.
 # shellcheck shell=sh
 export LC_ALL=C  # awk, sort and printf need a decimal point
+case " $* " in *" --help "* | *" -h "*) sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; exit ;; esac
 
 absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/${1#./}" ;; esac; }
 refuse() { echo "tide: ${0##*/}: $*" >&2; exit 2; }

@@ -19,7 +19,6 @@
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
-case " $* " in *" --help "* | *" -h "*) usage ;; esac
 case " $* " in *" --plan "*) plan=1 ;; *) plan='' ;; esac
 trainer=${TRAINER:+$(absolute "$TRAINER")} out=${OUT:+$(absolute "$OUT")} file=${FILE:+$(absolute "$FILE")}
 model=${MODEL-} top=$PWD caller=$PWD

@@ -5,7 +5,7 @@ set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 [ $# -ge 1 ] || usage
-text=$(realpath "$1") model=${2:+$(realpath "$2")}
+text=$(realpath -- "$1") model=${2:+$(realpath -- "$2")}
 cd "$(dirname "$0")/.."
 if [ -z "$model" ]; then
     sh dev/data/model.sh gpt2

@@ -11,8 +11,8 @@
 # --activations host --clip 0 --moments bf16 (never chosen unasked), if it then fits, or fits a smaller
 # host. The rates are in rates/; that a larger host may have more memory channels is not counted.
 set -eu
-export LC_ALL=C
-case " $* " in *" --help "*) sed -n '2,/^set/s/^# //p' "$0"; exit ;; esac
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=$(dirname "$0")/rates
 models=${MODELS:-gpt2-xl llama3.2-3b llama2-7b llama3.1-8b llama2-13b qwen2.5-14b 20b} cards=${CARDS:-8 12 16 24 48 80 141}

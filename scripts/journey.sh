@@ -10,7 +10,7 @@
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
-case " $* " in *" --help "* | *" -h "* | *" --plan "*) usage ;; esac
+case " $* " in *" --plan "*) usage ;; esac
 [ -n "${FILE-}" ] || refuse "name your examples with FILE=my.jsonl"
 [ -r "$FILE" ] || refuse "FILE=$FILE: there is no such file"
 top=$(dirname "$0")/..

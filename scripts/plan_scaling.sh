@@ -11,7 +11,8 @@
 # Without options, as in the paper: ZeRO-3, one sequence of 2048 tokens, recomputation, and no state
 # that stays on the GPU.
 set -eu
-export LC_ALL=C
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=${RATES:-$(dirname "$0")/rates/h200_16cores.txt}
 models=${MODELS:-7b 8.3b 10b 13b 20b} worlds=${WORLDS:-1 2 4 8}

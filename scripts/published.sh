@@ -5,8 +5,8 @@
 # The rates of a card (rates/) are from its data sheet and one published measurement of a product; none
 # is fitted to a row. ROWS: only rows with this pattern (grep -E).
 set -eu
-export LC_ALL=C
-case " $* " in *" --help "*) sed -n '2,/^set/s/^# //p' "$0"; exit ;; esac
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=$(dirname "$0")/rates
 [ -x "$trainer" ] ||

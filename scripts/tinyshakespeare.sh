@@ -5,7 +5,7 @@
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
-text=${1:+$(realpath "$1")}
+text=${1:+$(realpath -- "$1")}
 cd "$(dirname "$0")/.."
 if [ -z "$text" ]; then
     sh dev/data/tinyshakespeare.sh

@@ -10,7 +10,7 @@ set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 case "${MODEL-}:${1-}" in ?*:) refuse "MODEL without FILE: name a text, or JSON lines" ;; esac
-text=${1:+$(realpath "$1")} other=${2:+$(realpath "$2")}
+text=${1:+$(realpath -- "$1")} other=${2:+$(realpath -- "$2")}
 out=${OUT:+$(absolute "$OUT")} model=${MODEL:+$(absolute "$MODEL")}
 cd "$(dirname "$0")/.."
 if [ -z "$text" ]; then

@@ -15,7 +15,6 @@
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
-case " $* " in *" --help "* | *" -h "*) usage ;; esac
 trainer=${TRAINER:+$(absolute "$TRAINER")} out=${OUT:+$(absolute "$OUT")}
 model=${MODEL:+$(absolute "$MODEL")} train=${DATA:+$(absolute "$DATA")}
 val=${VAL:+$(absolute "$VAL")}

@@ -4,7 +4,8 @@
 # master weights and moments; both keep all activations.
 # usage: [TRAINER=./train_gpt2emu] scripts/zo_memory.sh [MODEL...]
 set -eu
-export LC_ALL=C
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=$(dirname "$0")/rates/h200_16cores.txt  # with --rates, --plan needs no GPU
 case $trainer in */*) ;; *) trainer=./$trainer ;; esac

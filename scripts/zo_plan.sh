@@ -6,7 +6,8 @@
 #        e.g. RATES=scripts/rates/rtx4090_desktop.txt scripts/zo_plan.sh --batch 16 --seq 64
 # Without options, as ZO-Offloading was measured (Wang et al. 2024): one sequence of 2048 tokens.
 set -eu
-export LC_ALL=C
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/common.sh"
 trainer=${TRAINER:-$(dirname "$0")/../train_gpt2cu}
 rates=${RATES:-$(dirname "$0")/rates/h200_16cores.txt}
 models=${MODELS:-opt-1.3b opt-2.7b opt-6.7b opt-13b opt-30b opt-66b opt-175b}

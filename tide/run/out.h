@@ -21,8 +21,8 @@ static void out_lock(const char *out, int *lock, int how, bool warns) {
     owner[strcspn(owner, "\n")] = '\0';
     const bool locked = *lock >= 0 && flock(*lock, how | LOCK_NB) == 0;
     if (*lock >= 0 && !locked && errno == EWOULDBLOCK)
-        die("--out %s belongs to a run that is still at work (%s): choose another --out", out,
-            n > 0 ? owner : "nobody knows which");
+        die("--out %s belongs to a run that is still at work (%s): wait for its end, or choose "
+            "another --out", out, n > 0 ? owner : "nobody knows which");
     if (!locked && warns)
         fprintf(stderr, "tide: warning: %s cannot be locked (%s): nothing keeps a second run from "
                 "writing there\n", path, strerror(errno));

@@ -101,6 +101,90 @@ check most_are_within_15_percent_and_ours_within_10 awk -F ' *[|] *' '
                                            own += $2 != "llmq" && $8 >= 0.9 && $8 <= 1.1 }
     END { exit n != 22 || near < 20 || own != 3 }' "$top/doc/speed.md"
 
+# Tables of other lessons, whose cells are plans for a machine of rates/.
+# tabled NAME FILE FIRST: the rows of `table` are in FILE
+tabled() {
+    renewed "$2" "$3"
+    check "$1" sh -c '[ "$(wc -l <table)" -gt 3 ] && ! grep -v -x -F -f "$1" table' - "$top/$2"
+}
+h200() { "$TRAINER" --plan --seq 2048 --rates "$top/scripts/rates/h200_16cores.txt" --gpu-memory 139G "$@"; }
+{
+    echo '| OPT-1.3B, ms per step of 2048 tokens | 1 direction | 2 | 3 | 4 |'
+    echo '|---|---|---|---|---|'
+    for where in '' '--resident-blocks 0'; do
+        for directions in 1 2 3 4; do
+            # shellcheck disable=SC2086
+            h200 --model opt-1.3b --optimizer mezo --precision fp16 --batch 1 --host-memory 200G \
+                --zo-queries $directions $where
+        done | awk -v where="$([ -z "$where" ] && echo in memory || echo "\`$where\`")" '
+            /^  step / { row = row sprintf(" %.1f |", 1000 * $2) } END { print "| " where " |" row }'
+    done
+} >table
+tabled directions_are_as_free_as_the_lesson_says doc/zo_streaming.md '^[|] OPT-1.3B, ms per step'
+{
+    echo '| `--recompute` | seconds per step | activations, GiB |'
+    echo '|---|---|---|'
+    for again in none light block; do
+        h200 --model 7b --batch 4 --moments bf16 --offload none --recompute $again |
+            awk -v again=$again '/^GPU  activations / { gib = $3 }
+                /^  step / { printf "| `%s` | %.3f | %.1f |\n", again, $2, gib }'
+    done
+} >table
+tabled what_is_computed_again_takes_what_the_lesson_says doc/recompute.md '^[|] `--recompute` [|]'
+{
+    echo "| | seconds per 16384 tokens | of which waiting | over the link, of the model's size |"
+    echo '|---|---|---|---|'
+    while IFS=: read -r name micros options; do
+        # shellcheck disable=SC2086
+        h200 --model 7b --batch 8 --host-memory 250G $options | awk -v name="$name" -v n="$micros" '
+            /^  step / { step = $2; waits = $5 } /^  over the link/ { link = $4 + $9 }
+            END { printf "| %s | %.2f | %.2g | %.3g |\n", name, step / n, waits / n, link / n / 13.316 }'
+    done <<'END'
+zero:1:--offload zero
+interleave:1:--offload interleave
+zero, 4 micro-batches a step (fp32 sums cross):4:--offload zero --accum 4
+zenflow, at once:1:--offload zenflow --zen-overlap off
+zenflow, one window late:1:--offload zenflow
+END
+} >table
+tabled zenflow_waits_as_the_lesson_says doc/zenflow.md '^[|] [|] seconds per 16384 tokens'
+{
+    echo '| rates | micro-batches | tokens in each | `--weights gpu --gpu-memory 199G` | `--weights host --gpu-memory 23G` | |'
+    echo '|---|---|---|---|---|---|'
+    for row in rtx4090_desktop:1:1 rtx4090_desktop:8:1 rtx4090_desktop:8:2 rtx4090_desktop:8:4 \
+        h200_16cores:1:1 h200_16cores:8:2 h200_16cores:8:8; do
+        machine=${row%%:*} accum=${row#*:} batch=${row##*:}
+        for where in "gpu --gpu-memory 199G" "host --gpu-memory 23G"; do
+            # shellcheck disable=SC2086
+            "$TRAINER" --plan --model 20b --seq 2048 --moments bf16 --offload zero --recompute block --host-memory 999G \
+                --rates "$top/scripts/rates/$machine.txt" --accum "${accum%:*}" --batch "$batch" --weights $where
+        done | awk -v machine="$machine" -v accum="${accum%:*}" -v tokens=$((2048 * batch)) '
+            /^  step / { step[++n] = $2 + 0 }
+            END { printf "| `%s` | %d | %d | %.4g | %.4g | %+.1f %% |\n", machine, accum, tokens, step[1], step[2],
+                      100 * (step[2] / step[1] - 1) }'
+    done
+} >table
+tabled streaming_costs_what_the_lesson_says doc/fits.md '^[|] rates [|] micro-batches'
+{
+    echo '| `scripts/zo_sst2.sh` | GPU, GiB | host, GiB | layers that stream | s per step | 20 000 steps, hours |'
+    echo '|---|---|---|---|---|---|'
+    for model in opt-1.3b opt-6.7b opt-13b opt-30b; do
+        sh "$top/scripts/zo_sst2.sh" $model --plan --gpu-memory 23G --rates "$top/scripts/rates/rtx4090_desktop.txt" |
+            awk -v model=$model '/^GPU  total / { gpu = $3 } /^host total / { host = sprintf(" %.1f", $3) }
+                / layers, of .* on the host/ { stream = " " $1 " of " $3 } /^  step / { step = $2 + 0 }
+                END { printf "| `%s` | %.1f |%s |%s | %.2g | %.1f |\n", model, gpu, host, stream, step, step * 20000 / 3600 }'
+    done
+} >table
+tabled sst2_takes_what_its_table_says scripts/README.md '^[|] `scripts/zo_sst2.sh` [|]'
+
+# With --help a script prints the comment at its head, and does nothing else.
+for script in "$top"/scripts/*.sh "$top"/scripts/paper/*.sh; do
+    case $script in */launch.sh | */zero_slurm.sh) continue ;; esac  # their words are of others' options
+    ! head -n 1 "$script" | grep -q '^#!' ||
+        timeout 30 sh "$script" --help 2>/dev/null </dev/null | grep -q '^usage: ' || echo "${script##*/}"
+done >helpless
+check every_script_has_help test ! -s helpless
+
 # The plans in the lesson: a line with the command, and behind an empty one what it says.
 for f in 20b-h200 20b-24gb; do
     line=$(sed -n "s/^    \(scripts\/train_model.sh $f --plan .*\)/\1/p" "$top/doc/fits.md" | head -n 1)
