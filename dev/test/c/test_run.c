@@ -70,6 +70,20 @@ static void test_weights_in_bf16(void) {
     CHECK(DIES_WITH("too large for this precision", begin_run("--resume", out)), "infinite");
 }
 
+// A loaded number is rounded if its part is bf16: weights (parts 0 and 3) by --master, m and v (1 and 2) by --moments.
+static void test_parts_in_bf16(void) {
+    float arena[4], *arenas[4] = {arena, arena + 1, arena + 2, arena + 3};
+    for (int k = 0; k < 16; k++) {
+        const int part = k % 4, is_bf16 = part == 1 || part == 2 ? k & 4 : k & 8;
+        RunState state = state_in(arenas, 4);
+        state.moments_bf16 = (k & 4) != 0;
+        state.master_bf16 = (k & 8) != 0;
+        float w = 1.001f;
+        part_set(&state, part, 0, 1, &w);
+        CHECK(arena[part] == (is_bf16 ? 1 : 1.001f), "case %d: %g", k, arena[part]);
+    }
+}
+
 // How often each of five tokens is drawn in 1000 draws. Computed by hand, from the rules of Hugging
 // Face's TopKLogitsWarper, its TopPLogitsWarper, and softmax.
 static void test_sampling(void) {
@@ -306,6 +320,7 @@ int main(void) {
     shape = text;
     RUN(test_first_values);
     RUN(test_weights_in_bf16);
+    RUN(test_parts_in_bf16);
     RUN(test_sampling);
     RUN(test_sample_window);
     RUN(test_task);
