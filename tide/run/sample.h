@@ -9,7 +9,7 @@
 #include "../files/chat.h"
 
 // Keeps the `most` largest of n probabilities, and of these the nucleus (Holtzman et al. 2020): as
-// few of the largest as have `share` > 0 of their sum. Of equal ones it takes the first. Sets
+// few of the largest as have `share` > 0 of their sum. If some are equal, it takes the first. Sets
 // all others to 0. Returns the sum of those that it keeps.
 static double sample_keep(float *p, size_t n, size_t most, double share) {
     uint64_t *order = ALLOC(uint64_t, n, "sampling");  // bits of numbers >= 0 are in their order

@@ -162,7 +162,7 @@ static void presets_have_their_parameters(void) {
         CHECK(t.parameters == known[i].parameters, "%s has %zu", known[i].name, t.parameters);
         free(t.tensors);
     }
-    // What their config.json says of norms and rotary positions.
+    // Presets have the norms and rotary positions of the models' config.json.
     static const struct { const char *name; double eps, theta, factor; } said[] = {
         {"llama2-7b", 1e-5, 1e4, 0}, {"llama3.1-8b", 1e-5, 5e5, 8}, {"llama3.2-1b", 1e-5, 5e5, 32},
         {"mistral-7b", 1e-5, 1e4, 0}, {"qwen2.5-7b", 1e-6, 1e6, 0}, {"qwen3-8b", 1e-6, 1e6, 0},

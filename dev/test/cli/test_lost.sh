@@ -97,8 +97,8 @@ check an_empty_folder_is_taken "$cpu" $short --out empty/
 mkdir bare
 check without_a_folder_nothing_is_left sh -c 'cd bare && "$@" --data ../text.txt --no-save >../bare.out && [ -z "$(ls -A)" ] &&
     grep -q "^2 of 2 steps; nothing was saved (--no-save)$" ../bare.out' - "$cpu" $short
-# Of two that start at once one trains: the first is stopped while it makes its weights, and finds the folder taken.
-# (A busy machine may stop it too late. Then it trains, and the other one is refused.)
+# Two runs start at once, and only one of them trains. The first is stopped while it makes its weights, and then finds
+# the folder taken. (A busy machine may stop it too late. Then it trains, and the second one is refused.)
 start race "$cpu" $tiny --steps 1 --layers 4 --channels 512
 await $pid grep -qs '^cpu: ' race.out
 kill -STOP $pid
